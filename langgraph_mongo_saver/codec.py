@@ -1,0 +1,375 @@
+"""Checkpoints and writes as documents, and back.
+
+``checkpoints`` holds one document a checkpoint, ``checkpoint_writes`` one a task. Their ``_id`` is their address, so
+that a delete event of a change stream tells what went; the same address stands in plain fields for the index that the
+official saver's documents share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, cast
+
+import bson
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    PendingWrite,
+    writes_sort_key,
+)
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from langgraph_mongo_saver.address import Address
+from langgraph_mongo_saver.errors import CorruptCheckpoint, TooLarge
+from langgraph_mongo_saver.metadata import queryable
+from langgraph_mongo_saver.values import Blob, BlobParts, Budget, Packed, Sealer, place, unpack
+
+LAYOUT = 1
+"""Version of the document layout; documents without it are the official saver's."""
+
+# The rest of a 16 MB document, once values have moved to blobs.
+_METADATA_BYTES = 4 * 2**20
+_SKELETON_BYTES = 8 * 2**20
+_WRITES_OF_A_TASK = 50_000
+_WRITES_BUDGET = Budget(changed=256 * 1024, document=4 * 2**20)
+
+SEGMENT = 256
+"""Checkpoints of a segment, a run on one branch that `lineage` takes in one hop."""
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is remembered of a stored checkpoint, for the one that follows it.
+
+    Attributes:
+        versions: the version of every channel.
+        values: the packed value of every channel that holds one; None where it is embedded and not remembered.
+        place: its segment and its number in there; None where it has none.
+    """
+
+    versions: Mapping[str, Any]
+    values: Mapping[str, Packed | None]
+    place: tuple[str, int] | None = None
+
+    def value(self, channel: str, version: Any) -> tuple[bool, Packed | None]:
+        """Whether a channel held a value at this very version, and that value if it is remembered."""
+        if version is None or self.versions.get(channel) != version or channel not in self.values:
+            return False, None
+        return True, self.values[channel]
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint ready to be stored: the document that commits it, and the blobs that must be there before."""
+
+    address: Address
+    document: Document
+    blobs: Sequence[Blob]
+    known: Known
+    parent_place: tuple[str, int] | None = None
+
+    def placed(self, *, opens: bool) -> NewCheckpoint:
+        """The same checkpoint in its parent's segment; or in a new one, because it opens one or its place is taken."""
+        own = self.document["checkpoint_id"]
+        segment, seq = self.parent_place or (own, -1)
+        grew_from: Document = {}
+        if (opens or seq + 1 >= SEGMENT) and self.parent_place:
+            grew_from = {"grew_from": {"segment": segment, "seq": seq}}
+            segment, seq = own, -1
+        document = {**self.document, "segment": segment, "seq": seq + 1, **grew_from}
+        return replace(self, document=document, known=replace(self.known, place=(segment, seq + 1)))
+
+
+@dataclass(frozen=True)
+class CheckpointDraft:
+    """A checkpoint, serialized, before it is decided where its values go.
+
+    Whatever the caller does to the state afterwards, the draft no longer changes.
+
+    Attributes:
+        address: where the checkpoint goes.
+        base: the document without its values.
+        sealed: the serialized value of each channel, None where the parent's is known to be the same.
+        limits: for each of these channels the bytes up to which its value may be embedded.
+        unchanged: the channels given again though they did not change.
+        carried: channels that take over the parent's value, if it has one, with their versions. A `DeltaChannel` is
+            the usual case: its snapshot is handed over once, and belongs to every later checkpoint until the
+            channel's version changes.
+        versions: the version of every channel.
+        budget: how much to embed.
+        shared: the values that are known to be the parent's.
+        snapshot: whether it holds a snapshot of a `DeltaChannel`.
+    """
+
+    address: Address
+    base: Document
+    sealed: Mapping[str, tuple[str, bytes] | None]
+    limits: Mapping[str, int]
+    unchanged: frozenset[str]
+    carried: Sequence[str]
+    versions: Mapping[str, Any]
+    budget: Budget
+    shared: Mapping[str, Packed]
+    snapshot: bool
+
+    def asks_parent(self, parent: Known | None) -> bool:
+        """Whether the parent's document has to be read, given what is remembered of it."""
+        if self.base["parent_checkpoint_id"] is None:
+            return False
+        if parent is None:
+            return True
+        return any(parent.value(c, self.versions[c]) == (True, None) for c in self.carried)
+
+    def finish(self, parent: Known | None) -> NewCheckpoint:
+        """The documents to store.
+
+        Args:
+            parent: what is known of the parent, embedded values included where `asks_parent` said so.
+        """
+        kept: dict[str, Packed] = dict(self.shared)
+        for channel in (*self.unchanged, *self.carried):
+            packed = parent.value(channel, self.versions.get(channel))[1] if parent else None
+            if packed is not None and ("blob" in packed or channel in self.carried):
+                kept[channel] = packed
+        names = [c for c, sealed in self.sealed.items() if c not in kept and sealed is not None]
+        values = [sealed for c in names if (sealed := self.sealed[c]) is not None]
+        placed, blobs = place(self.address.thread_id, values, [self.limits[c] for c in names], self.budget.document)
+        kept.update(zip(names, placed, strict=True))
+        entries = [{"channel": c, **kept[c]} for c in (*self.sealed, *self.carried) if c in kept]
+        document = {**self.base, "values": entries}
+        new = NewCheckpoint(
+            self.address, document, blobs, _known(self.versions, entries), parent.place if parent else None
+        )
+        return new.placed(opens=self.snapshot)
+
+
+def checkpoint_draft(
+    sealer: Sealer,
+    address: Address,
+    checkpoint: Checkpoint,
+    metadata: Mapping[str, Any],
+    new_versions: ChannelVersions,
+    *,
+    parent: Known | None,
+    now: datetime,
+    clear_keys: frozenset[str] | None = None,
+    budget: Budget | None = None,
+) -> CheckpointDraft:
+    """Serialize a checkpoint.
+
+    Args:
+        sealer: serializes values.
+        address: the thread, namespace and *parent* of the checkpoint, as the config of `put` names them.
+        checkpoint: the checkpoint.
+        metadata: its metadata, complete.
+        new_versions: the channels that changed in it.
+        parent: what is remembered of the parent.
+        now: the time to store with it.
+        clear_keys: the metadata keys to store in clear; None for all.
+        budget: how much to embed.
+
+    Raises:
+        TooLarge: if metadata or bookkeeping cannot fit into a document.
+    """
+    budget = budget or Budget()
+    values, versions = checkpoint["channel_values"], dict(checkpoint.get("channel_versions", {}))
+    own = address.at(checkpoint["id"])
+    sealed: dict[str, tuple[str, bytes] | None] = {}
+    limits: dict[str, int] = {}
+    shared: dict[str, Packed] = {}
+    for channel, value in values.items():
+        same = parent.value(channel, versions.get(channel))[1] if parent and channel not in new_versions else None
+        if same:
+            shared[channel] = same
+        sealed[channel] = None if same else sealer.seal(value, f"channel {channel!r}")
+        # A snapshot is never embedded: later checkpoints take it over by reference.
+        changed = -1 if isinstance(value, _DeltaSnapshot) else budget.changed
+        limits[channel] = changed if channel in new_versions else budget.unchanged
+    base = _base(sealer, own, address.checkpoint_id, checkpoint, metadata, clear_keys, now)
+    unchanged = frozenset(c for c in values if c not in new_versions)
+    carried = [c for c in versions if c not in values and c not in new_versions]
+    snapshot = any(isinstance(value, _DeltaSnapshot) for value in values.values())
+    return CheckpointDraft(own, base, sealed, limits, unchanged, carried, versions, budget, shared, snapshot)
+
+
+def _base(
+    sealer: Sealer,
+    own: Address,
+    parent_id: str | None,
+    checkpoint: Checkpoint,
+    metadata: Mapping[str, Any],
+    clear_keys: frozenset[str] | None,
+    now: datetime,
+) -> Document:
+    skeleton = sealer.embed({k: v for k, v in checkpoint.items() if k != "channel_values"}, "checkpoint")
+    _check_size("checkpoint: versions and other bookkeeping", len(skeleton["data"]), _SKELETON_BYTES)
+    exact = sealer.embed(dict(metadata), "metadata")
+    _check_size("metadata", len(exact["data"]), _METADATA_BYTES)
+    clear = queryable(metadata, clear_keys)
+    # BSON takes more: 19.9 MB for a list of numbers of 1.5 MB. Small metadata need no measuring.
+    if len(exact["data"]) > 2**16:
+        _check_size("metadata as BSON", len(bson.encode(clear)), _METADATA_BYTES)
+    return {
+        "_id": own.key,
+        **own.key,
+        "parent_checkpoint_id": parent_id,
+        "layout": LAYOUT,
+        "stored_at": now,
+        "metadata": clear,
+        "exact_metadata": exact,
+        "skeleton": skeleton,
+    }
+
+
+def _check_size(what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge(f"{what} takes {size} bytes; at most {limit} can be stored")
+
+
+def _known(versions: Mapping[str, Any], entries: Iterable[Packed]) -> Known:
+    return Known(
+        dict(versions),
+        {e["channel"]: None if "data" in e else {k: v for k, v in e.items() if k != "channel"} for e in entries},
+    )
+
+
+def known_with_values(sealer: Sealer, document: Document) -> Known:
+    """What a stored checkpoint hands on to the next, embedded values included."""
+    values = {e["channel"]: {k: v for k, v in e.items() if k != "channel"} for e in document["values"]}
+    return Known(skeleton_of(sealer, document).get("channel_versions", {}), values, _place(document))
+
+
+def _place(document: Document) -> tuple[str, int] | None:
+    return (document["segment"], document["seq"]) if "segment" in document else None
+
+
+def skeleton_of(sealer: Sealer, document: Document) -> dict[str, Any]:
+    """A stored checkpoint without its values."""
+    return cast(dict[str, Any], sealer.open(**_sealed(document["skeleton"])))
+
+
+def _sealed(packed: Packed) -> dict[str, Any]:
+    return {"type_": packed["type"], "data": packed["data"]}
+
+
+def has_layout(document: Document) -> bool:
+    """Whether a document has the layout that this release writes."""
+    return document.get("layout") == LAYOUT
+
+
+def check_layout(document: Document) -> None:
+    """Refuse documents of a layout that this release cannot read.
+
+    Raises:
+        CorruptCheckpoint: if the document has another layout.
+    """
+    if not has_layout(document):
+        raise CorruptCheckpoint(
+            f"A document of thread {document.get('thread_id')!r}, namespace {document.get('checkpoint_ns')!r}, "
+            f"checkpoint {document.get('checkpoint_id')!r} has layout {document.get('layout')!r}; this release reads "
+            f"{LAYOUT}. It was written by another saver, or by a newer release of this one."
+        )
+
+
+def checkpoint_tuple(
+    sealer: Sealer, document: Document, writes: Iterable[Document], parts: BlobParts
+) -> tuple[CheckpointTuple, Known]:
+    """A stored checkpoint as LangGraph reads it, and what to remember of it.
+
+    Args:
+        sealer: deserializes values.
+        document: the checkpoint's document.
+        writes: the documents of its tasks' writes.
+        parts: the blob parts that both refer to.
+
+    Raises:
+        CorruptCheckpoint: if a blob is missing or the layout is unknown.
+        PlaintextRefused: if the saver encrypts and the document is not encrypted.
+    """
+    check_layout(document)
+    address = Address(document["thread_id"], document["checkpoint_ns"], document["checkpoint_id"])
+    skeleton = skeleton_of(sealer, document)
+    values = {e["channel"]: unpack(sealer, address.thread_id, e, parts) for e in document["values"]}
+    parent: RunnableConfig | None = None
+    if document.get("parent_checkpoint_id"):
+        parent = address.at(document["parent_checkpoint_id"]).to_config()
+    loaded = CheckpointTuple(
+        config=address.to_config(),
+        checkpoint=cast(Checkpoint, {**skeleton, "channel_values": values}),
+        metadata=exact_metadata(sealer, document),
+        parent_config=parent,
+        pending_writes=pending_writes(sealer, address.thread_id, writes, parts),
+    )
+    known = _known(skeleton.get("channel_versions", {}), document["values"])
+    return loaded, replace(known, place=_place(document))
+
+
+def exact_metadata(sealer: Sealer, document: Document) -> CheckpointMetadata:
+    """The metadata of a stored checkpoint, with its types."""
+    return cast(CheckpointMetadata, sealer.open(**_sealed(document["exact_metadata"])))
+
+
+def writes_document(
+    sealer: Sealer,
+    address: Address,
+    writes: Sequence[tuple[str, Any]],
+    task_id: str,
+    task_path: str,
+    *,
+    now: datetime,
+) -> tuple[Document, list[Blob]]:
+    """The writes of one task as the document to store, and the blobs that must be there before.
+
+    Where one call holds several writes for the same index, the last special and the first ordinary one count, as they
+    would in calls of their own.
+
+    Raises:
+        TooLarge: if there are more writes than a document can hold.
+    """
+    if len(writes) > _WRITES_OF_A_TASK:
+        raise TooLarge(
+            f"writes: {len(writes)} writes of one task were given; at most {_WRITES_OF_A_TASK} can be stored"
+        )
+    by_idx: dict[int, tuple[str, Any]] = {}
+    for position, (channel, value) in enumerate(writes):
+        by_idx[WRITES_IDX_MAP.get(channel, position)] = (channel, value)
+    ordered = sorted(by_idx.items())
+    sealed = [sealer.seal(value, f"write to channel {channel!r}") for _, (channel, value) in ordered]
+    limits = [_WRITES_BUDGET.changed] * len(sealed)
+    placed, blobs = place(address.thread_id, sealed, limits, _WRITES_BUDGET.document)
+    document = {
+        "_id": {**address.key, "task_id": task_id},
+        **address.key,
+        "task_id": task_id,
+        "task_path": task_path,
+        "layout": LAYOUT,
+        "stored_at": now,
+        "writes": [
+            {"idx": idx, "channel": channel, **packed}
+            for (idx, (channel, _)), packed in zip(ordered, placed, strict=True)
+        ],
+    }
+    return document, blobs
+
+
+def pending_writes(
+    sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts
+) -> list[PendingWrite]:
+    """Stored writes in the order in which LangGraph applies them, `writes_sort_key`."""
+    found: list[tuple[tuple[str, str, int], str, str, Packed]] = []
+    for document in documents:
+        check_layout(document)
+        task_id = document["task_id"]
+        for write in document["writes"]:
+            path = write.get("task_path", document["task_path"])
+            found.append((writes_sort_key(path, task_id, write["idx"]), task_id, write["channel"], write))
+    found.sort(key=lambda entry: entry[0])
+    return [(task_id, channel, unpack(sealer, thread_id, write, parts)) for _, task_id, channel, write in found]

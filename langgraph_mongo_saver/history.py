@@ -1,0 +1,133 @@
+"""Delta history and keepset: what a `DeltaChannel`'s value at a checkpoint is made of.
+
+Semantics: `BaseCheckpointSaver.get_delta_channel_history` in langgraph-checkpoint 4.3, and the keepset of LangGraph's
+DeltaChannel guide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import DeltaChannelHistory, PendingWrite
+from pymongo.errors import OperationFailure
+
+from langgraph_mongo_saver import pipelines
+from langgraph_mongo_saver.address import Address, read_address
+from langgraph_mongo_saver.codec import Document, pending_writes
+from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
+from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
+from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.values import part_keys, unpack
+
+logger = logging.getLogger(__name__)
+
+# What servers say that lack $graphLookup or $lookup with a pipeline: unrecognized stage, not supported,
+# not implemented, and FailedToParse for the combination of localField and pipeline (before MongoDB 5.0).
+_NO_SUCH_STAGE = frozenset({9, 115, 238, 303, 304, 40324})
+
+
+def delta_channel_history(
+    planner: Planner, config: RunnableConfig, channels: Sequence[str]
+) -> Plan[Mapping[str, DeltaChannelHistory]]:
+    """The plan for `get_delta_channel_history`."""
+    return _history(planner, read_address(config), _names(channels))
+
+
+def delta_channel_keepset(planner: Planner, config: RunnableConfig, channels: Sequence[str]) -> Plan[set[str]]:
+    """The plan for `get_delta_channel_keepset`."""
+    return _keepset(planner, read_address(config), _names(channels))
+
+
+def _names(channels: Sequence[str]) -> list[str]:
+    if isinstance(channels, str) or not all(isinstance(channel, str) for channel in channels):
+        given = type(channels).__name__
+        raise InvalidArgument(f"channels must be a sequence of channel names (str), but a {given} was given")
+    return list(dict.fromkeys(channels))
+
+
+def _keepset(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[set[str]]:
+    lineage = yield from ancestors(planner, address, channels, from_target=True)
+    if lineage is None:
+        return set()
+    return {lineage.target.checkpoint_id, *(node.checkpoint_id for node in lineage.path)}
+
+
+def ancestors(
+    planner: Planner, address: Address, channels: Sequence[str], *, from_target: bool = False
+) -> Plan[Lineage | None]:
+    """The plan that walks along a checkpoint's ancestors, in the way that the server can."""
+    if not planner.settings.joins or planner.recall.scans:
+        found = yield from walk(address, channels, by_scan, from_target=from_target)
+    else:
+        try:
+            fetch = by_segments(planner.settings.checkpoints)
+            found = yield from walk(address, channels, fetch, from_target=from_target)
+        except OperationFailure as error:
+            if error.code not in _NO_SUCH_STAGE:
+                raise
+            logger.warning("The server cannot do $graphLookup (code %s); ancestors are scanned instead", error.code)
+            planner.recall.scans = True
+            found = yield from walk(address, channels, by_scan, from_target=from_target)
+    if found is not None and found.missing is not None:
+        _warn_once(planner, address.at(found.missing))
+    return found
+
+
+def _warn_once(planner: Planner, missing: Address) -> None:
+    if planner.recall.missing.get(missing) is None:
+        planner.recall.missing.put(missing, True)
+        logger.warning(
+            "Thread %r, namespace %r: checkpoint %s is referred to as a parent and not stored; "
+            "channels whose values lie before it are incomplete",
+            *missing,
+        )
+
+
+def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[Mapping[str, DeltaChannelHistory]]:
+    if not channels:
+        return {}
+    lineage = yield from ancestors(planner, address, channels)
+    if lineage is None or not lineage.path:
+        return {channel: {"writes": []} for channel in channels}
+    ids = [node.checkpoint_id for node in lineage.path]
+    documents: list[Document] = yield pipelines.writes_to(address, ids, channels)
+    seeds = yield from _seeds(lineage, address)
+    packed = [*(write for document in documents for write in document["writes"]), *seeds.values()]
+    parts = yield from planner.fetch_blobs(set(part_keys(address.thread_id, packed)))
+    by_checkpoint: dict[str, list[Document]] = {}
+    for document in documents:
+        by_checkpoint.setdefault(document["checkpoint_id"], []).append(document)
+    writes = {
+        checkpoint_id: pending_writes(planner.sealer, address.thread_id, found, parts)
+        for checkpoint_id, found in by_checkpoint.items()
+    }
+    result: dict[str, DeltaChannelHistory] = {}
+    for channel in channels:
+        result[channel] = {"writes": _writes(lineage, channel, writes)}
+        if channel in seeds:
+            result[channel]["seed"] = unpack(planner.sealer, address.thread_id, seeds[channel], parts)
+    return result
+
+
+def _writes(lineage: Lineage, channel: str, writes: Mapping[str, Sequence[PendingWrite]]) -> list[PendingWrite]:
+    oldest_first = reversed(lineage.ancestors_of(channel))
+    return [write for node in oldest_first for write in writes.get(node.checkpoint_id, ()) if write[1] == channel]
+
+
+def _seeds(lineage: Lineage, address: Address) -> Plan[dict[str, Mapping[str, Any]]]:
+    seeds = {channel: lineage.path[end].values[channel] for channel, end in lineage.ends.items()}
+    embedded = {c: lineage.path[lineage.ends[c]].checkpoint_id for c, seed in seeds.items() if "blob" not in seed}
+    if embedded:
+        rows = yield pipelines.values_of(address, sorted(set(embedded.values())))
+        held = {(row["checkpoint_id"], entry["channel"]): entry for row in rows for entry in row["values"]}
+        for channel, checkpoint_id in embedded.items():
+            if (checkpoint_id, channel) not in held:
+                raise CorruptCheckpoint(
+                    f"Thread {address.thread_id!r}: the value of channel {channel!r} was deleted with checkpoint "
+                    f"{checkpoint_id} while its history was being read"
+                )
+            seeds[channel] = held[checkpoint_id, channel]
+    return seeds

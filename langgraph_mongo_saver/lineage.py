@@ -1,0 +1,141 @@
+"""The ancestors of a checkpoint: the one walk that delta history, keepset and clean-up rest on.
+
+Checkpoints of one branch form *segments*, runs of up to 256; a fork and a `DeltaChannel` snapshot begin a new one. A
+``$graphLookup`` hops from segment to segment, so that its depth is the number of forks and snapshots, not of
+supersteps. What it fetches is a guess at the ancestors; the truth are the parents' ids, by which `Lineage` walks. Where
+a parent is not among what was fetched, the next request starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langgraph_mongo_saver import pipelines
+from langgraph_mongo_saver.address import Address
+from langgraph_mongo_saver.codec import Document
+from langgraph_mongo_saver.pipelines import Request
+
+# Segments that the first request hops over, and the later ones: 1,000 ancestors take one request, and a history that
+# ends at a near snapshot does not fetch the rest of the thread.
+_FIRST_HOPS = 3
+_LATER_HOPS = 15
+# Checkpoints of a page where a server cannot hop, or a document has no segment.
+_SCANNED = 256
+
+
+@dataclass(frozen=True)
+class Node:
+    """A checkpoint without its weight.
+
+    Attributes:
+        checkpoint_id: its id.
+        parent_id: its parent's id, if it has one.
+        values: the entry of each channel that holds a value here, without embedded data.
+    """
+
+    checkpoint_id: str
+    parent_id: str | None
+    values: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, document: Document) -> Node:
+        """Read a document, projected or whole."""
+        entries = {entry["channel"]: entry for entry in document.get("values", ())}
+        return cls(document["checkpoint_id"], document.get("parent_checkpoint_id"), entries)
+
+
+@dataclass
+class Lineage:
+    """A walk from a checkpoint to its ancestors, until each of some channels has been found to hold a value.
+
+    Attributes:
+        target: the checkpoint that it begins at.
+        path: the ancestors visited, newest first.
+        ends: for each channel that was found, the index in `path` of the ancestor that holds it.
+        missing: the id of a parent that is referred to and not stored, where the walk had to end there.
+    """
+
+    target: Node
+    channels: Sequence[str]
+    path: list[Node] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
+    missing: str | None = None
+
+    def advance(self, nodes: Mapping[str, Node]) -> str | None:
+        """Walk as far as these nodes lead; the id of the next ancestor that is not among them, None at the end.
+
+        A parent that has been visited already, a cycle, ends the walk like a root.
+        """
+        visited = {self.target.checkpoint_id, *(node.checkpoint_id for node in self.path)}
+        while len(self.ends) < len(self.channels):
+            following = (self.path[-1] if self.path else self.target).parent_id
+            if following is None or following in visited:
+                return None
+            if following not in nodes:
+                return following
+            node = nodes[following]
+            visited.add(following)
+            for channel in self.channels:
+                if channel not in self.ends and channel in node.values:
+                    self.ends[channel] = len(self.path)
+            self.path.append(node)
+        return None
+
+    def ancestors_of(self, channel: str) -> Sequence[Node]:
+        """The ancestors whose writes make up a channel, newest first, the one that holds its value included."""
+        return self.path[: self.ends[channel] + 1] if channel in self.ends else self.path
+
+
+Fetch = Callable[[Address, bool], Generator[Request, Any, list[Document]]]
+"""Fetches a checkpoint and guesses at its ancestors, as light documents; told whether it is the first request."""
+
+
+def walk(
+    address: Address, channels: Collection[str], fetch: Fetch, *, from_target: bool = False
+) -> Generator[Request, Any, Lineage | None]:
+    """The plan that walks from a checkpoint, or from the latest of its namespace.
+
+    Args:
+        address: where to begin.
+        channels: the channels to look for.
+        fetch: how to fetch.
+        from_target: whether a channel that holds a value at the target itself is found there.
+
+    Returns:
+        The walk; None if there is no such checkpoint.
+    """
+    documents = yield from fetch(address, True)
+    nodes = {document["checkpoint_id"]: Node.of(document) for document in documents}
+    if not documents:
+        return None
+    target = nodes[documents[0]["checkpoint_id"]]
+    wanted = [c for c in dict.fromkeys(channels) if not (from_target and c in target.values)]
+    lineage = Lineage(target, wanted)
+    while (following := lineage.advance(nodes)) is not None:
+        documents = yield from fetch(address.at(following), False)
+        if not documents:
+            lineage.missing = following
+            break
+        nodes = {document["checkpoint_id"]: Node.of(document) for document in documents}
+    return lineage
+
+
+def by_segments(collection: str) -> Fetch:
+    """Fetch along the segments; where a document has none, by a scan."""
+
+    def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
+        hops = _FIRST_HOPS if first else _LATER_HOPS
+        rows: list[Document] = yield pipelines.lineage(address, collection, hops)
+        if rows and "segment" not in rows[0]["own"]:
+            return (yield from by_scan(address.at(rows[0]["own"]["checkpoint_id"]), first))
+        return [rows[0]["own"], *(node for row in rows for node in row["nodes"])] if rows else []
+
+    return fetch
+
+
+def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
+    """Fetch the checkpoints with smaller ids, of whatever branch: for servers without ``$graphLookup``."""
+    documents: list[Document] = yield pipelines.older(address, _SCANNED)
+    return documents if first or (documents and documents[0]["checkpoint_id"] == address.checkpoint_id) else []

@@ -1,0 +1,325 @@
+"""Prune and delete_for_runs, as plans: what stays is decided in `selection`, what is sent is here.
+
+A plan may be killed after any request: at each step every checkpoint that is left can be read, and the plan, made
+again, does the rest. Runs may append to the thread meanwhile; what they store is neither seen nor deleted. Forking or
+replaying from a checkpoint that is being deleted is not safe (nor is it with langgraph-checkpoint-postgres 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from langgraph.checkpoint.serde.types import TASKS
+
+from langgraph_mongo_saver import pipelines
+from langgraph_mongo_saver.address import Address, thread_identifier
+from langgraph_mongo_saver.codec import Document, check_layout, exact_metadata, skeleton_of
+from langgraph_mongo_saver.errors import DeltaThreadRefused, FilterNotQueryable, InvalidArgument
+from langgraph_mongo_saver.lineage import Node
+from langgraph_mongo_saver.pipelines import Part
+from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.selection import Facts, Nodes, finished_calls, newest, removal, tips, with_ancestors
+from langgraph_mongo_saver.values import PartKey, part_keys
+
+T = TypeVar("T")
+Progress = Callable[[int, int], object]
+
+_BATCH = 500
+# What no checkpoint refers to may belong to a put that is under way: blobs are stored before their checkpoint, and
+# writes may be. A put repeats what fails for `retry_seconds`; this is beyond its default.
+GRACE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """How many documents went, or in a dry run would go, by collection."""
+
+    checkpoints: int = 0
+    writes: int = 0
+    blobs: int = 0
+
+    def __add__(self, other: Removed) -> Removed:
+        """Both together."""
+        return Removed(self.checkpoints + other.checkpoints, self.writes + other.writes, self.blobs + other.blobs)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to prune; see `MongoDBSaver.prune`."""
+
+    keep_last: int
+    older_than: timedelta | None
+    refuse_delta: bool
+    grace: timedelta
+    dry_run: bool
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread's checkpoints, without their weight, and what is known of some of them."""
+
+    thread_id: str
+    nodes: Mapping[str, Nodes]
+    stored_at: Mapping[tuple[str, str], datetime]
+    runs: Mapping[tuple[str, str], Any]
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def prune(planner: Planner, thread_ids: Sequence[str], strategy: str, options: Options) -> Plan[Removed]:
+    """The plan for `prune`."""
+    if isinstance(thread_ids, (str, bytes)) or not isinstance(thread_ids, (Sequence, set, frozenset)):
+        raise TypeError(f"thread_ids must be a sequence of thread ids, but a {type(thread_ids).__name__} was given")
+    threads = [thread_identifier(thread_id, "thread_ids: an id") for thread_id in thread_ids]
+    if strategy not in ("keep_latest", "delete", "delete_all"):
+        raise InvalidArgument(f"strategy must be 'keep_latest', 'delete' or 'delete_all', but {strategy!r} was given")
+    if isinstance(options.keep_last, bool) or not isinstance(options.keep_last, int) or options.keep_last < 1:
+        raise InvalidArgument(
+            f"keep_last must be a number of checkpoints from 1 on, but {options.keep_last!r} was given"
+        )
+    for name in ("older_than", "grace"):
+        value = getattr(options, name)
+        if not isinstance(value, timedelta) and not (name == "older_than" and value is None):
+            raise InvalidArgument(f"{name} must be a datetime.timedelta, but a {type(value).__name__} was given")
+    if strategy != "keep_latest":
+        return _delete_threads(planner, threads, options)
+    return _prune(planner, threads, options)
+
+
+def delete_for_runs(planner: Planner, run_ids: Sequence[str], options: Options) -> Plan[Removed]:
+    """The plan for `delete_for_runs`."""
+    if isinstance(run_ids, (str, bytes)) or not isinstance(run_ids, (Sequence, set, frozenset)):
+        raise TypeError(f"run_ids must be a sequence of run ids, but a {type(run_ids).__name__} was given")
+    runs = [thread_identifier(run_id, "run_ids: an id") for run_id in run_ids]
+    clear = planner.settings.clear_keys
+    if clear is not None and "run_id" not in clear:
+        raise FilterNotQueryable(
+            "delete_for_runs: metadata key 'run_id' is stored encrypted; construct the saver with 'run_id' in "
+            "queryable_metadata to find the checkpoints of a run"
+        )
+    return _delete_for_runs(planner, runs, options)
+
+
+# --- which checkpoints stay ----------------------------------------------------------------------------------------
+
+
+def _delete_threads(planner: Planner, thread_ids: Sequence[str], options: Options) -> Plan[Removed]:
+    removed = Removed()
+    for done, thread_id in enumerate(thread_ids, 1):
+        counts = []
+        for part in pipelines.PARTS:
+            counts.append((yield from _take(part, {"thread_id": thread_id}, options)))
+        removed += Removed(*counts)
+        planner.recall.forget_thread(thread_id)
+        _tell(options, done, len(thread_ids))
+    return removed
+
+
+def _prune(planner: Planner, thread_ids: Sequence[str], options: Options) -> Plan[Removed]:
+    if options.refuse_delta:
+        for thread_id in thread_ids:
+            thread = yield from _load(planner, thread_id)
+            heads = yield from _facts(planner, thread, {ns: newest(nodes, 1) for ns, nodes in thread.nodes.items()})
+            if any(facts.uses_delta for facts in heads.values()):
+                raise DeltaThreadRefused(
+                    f"Thread {thread_id!r} uses a DeltaChannel, and refuse_delta was asked for; nothing was pruned"
+                )
+    removed = Removed()
+    for thread_id in thread_ids:
+        thread = yield from _load(planner, thread_id)
+        kept = yield from _keepers(planner, thread, options)
+        removed += yield from _remove(planner, thread, kept, options)
+    return removed
+
+
+def _keepers(planner: Planner, thread: Thread, options: Options) -> Plan[dict[str, set[str]]]:
+    cutoff = None if options.older_than is None else planner.clock() - options.older_than
+    chosen: dict[str, set[str]] = {}
+    for ns, nodes in thread.nodes.items():
+        chosen[ns] = newest(nodes, options.keep_last)
+        if cutoff is not None:
+            chosen[ns] |= {i for i in nodes if thread.stored_at[ns, i] >= cutoff}
+    kept = yield from _with_ancestors(planner, thread, chosen)
+    heads = yield from _facts(planner, thread, {ns: newest(nodes, 1) for ns, nodes in thread.nodes.items()})
+    by_namespace = {ns: facts for (ns, _), facts in heads.items()}
+    for ns in finished_calls(kept, by_namespace, thread.nodes.get("", {})):
+        kept[ns] = set()
+    return kept
+
+
+def _with_ancestors(planner: Planner, thread: Thread, chosen: Mapping[str, set[str]]) -> Plan[dict[str, set[str]]]:
+    facts = yield from _facts(planner, thread, {ns: tips(thread.nodes[ns], ids) for ns, ids in chosen.items()})
+    kept: dict[str, set[str]] = {}
+    for ns, ids in chosen.items():
+        nodes = thread.nodes[ns]
+        of_namespace = [fact for (other, _), fact in facts.items() if other == ns]
+        kept[ns] = with_ancestors(nodes, ids, frozenset().union(*(fact.delta_channels for fact in of_namespace)))
+        for (other, checkpoint_id), fact in facts.items():
+            parent = nodes[checkpoint_id].parent_id if other == ns else None
+            if fact.needs_parent and parent is not None and parent in nodes:
+                kept[ns].add(parent)
+    return kept
+
+
+def _delete_for_runs(planner: Planner, run_ids: Sequence[str], options: Options) -> Plan[Removed]:
+    removed = Removed()
+    for batch in _batches(run_ids):
+        rows = yield pipelines.threads_of_runs(batch)
+        for row in rows:
+            thread = yield from _load(planner, row["_id"])
+            runs = set(batch)
+            staying = {
+                ns: {i for i in nodes if thread.runs.get((ns, i)) not in runs} for ns, nodes in thread.nodes.items()
+            }
+            kept = yield from _with_ancestors(planner, thread, staying)
+            removed += yield from _remove(planner, thread, kept, options)
+    return removed
+
+
+# --- reading a thread ----------------------------------------------------------------------------------------------
+
+
+def _load(planner: Planner, thread_id: str) -> Plan[Thread]:
+    rows = yield pipelines.nodes_of_thread(thread_id)
+    nodes: dict[str, dict[str, Node]] = {}
+    for row in rows:
+        check_layout(row)
+        nodes.setdefault(row["checkpoint_ns"], {})[row["checkpoint_id"]] = Node.of(row)
+    keyed = [((row["checkpoint_ns"], row["checkpoint_id"]), row) for row in rows]
+    return Thread(
+        thread_id,
+        nodes,
+        {key: row["stored_at"] for key, row in keyed},
+        {key: row.get("metadata", {}).get("run_id") for key, row in keyed},
+    )
+
+
+def _facts(
+    planner: Planner, thread: Thread, wanted: Mapping[str, Collection[str]]
+) -> Plan[dict[tuple[str, str], Facts]]:
+    facts: dict[tuple[str, str], Facts] = {}
+    for ns, ids in wanted.items():
+        for batch in _batches(sorted(ids)):
+            for row in (yield pipelines.contents_of(Address(thread.thread_id, ns), batch)):
+                checkpoint_id = row["checkpoint_id"]
+                facts[ns, checkpoint_id] = yield from _facts_of(planner, thread, ns, row)
+    return facts
+
+
+def _facts_of(planner: Planner, thread: Thread, ns: str, row: Document) -> Plan[Facts]:
+    metadata: Mapping[str, Any] = exact_metadata(planner.sealer, row)
+    skeleton = skeleton_of(planner.sealer, row)
+    versions = skeleton.get("channel_versions", {})
+    node = thread.nodes[ns][row["checkpoint_id"]]
+    counted = metadata.get("counters_since_delta_snapshot") or {}
+    # LangGraph.js counts nothing, but marks the threads of its DeltaChannel graphs.
+    marked = "delta_writes_versioned" in metadata
+    # A channel without a version was never written, and a walk for it would not end before the root.
+    candidates = [c for c in versions if marked or c in counted]
+    needs_parent = False
+    if skeleton.get("v", 4) < 4 and node.parent_id is not None:
+        parent = Address(thread.thread_id, ns, node.parent_id)
+        needs_parent = bool((yield pipelines.any_write(parent, TASKS)))
+    return Facts(
+        delta_channels=frozenset(candidates),
+        uses_delta=marked or bool(counted),
+        root=(metadata.get("parents") or {}).get(""),
+        needs_parent=needs_parent,
+    )
+
+
+# --- removing ------------------------------------------------------------------------------------------------------
+
+Places = set[tuple[str, str]]
+"""Checkpoints by namespace and id."""
+
+
+def _remove(planner: Planner, thread: Thread, kept: Mapping[str, Collection[str]], options: Options) -> Plan[Removed]:
+    plans = {ns: removal(nodes, kept[ns]) for ns, nodes in thread.nodes.items()}
+    going = {(ns, i) for ns, plan in plans.items() for i in (*plan.branches, *plan.rest)}
+    freed = {key for ns, i in going for key in part_keys(thread.thread_id, thread.nodes[ns][i].values.values())}
+    for write in (yield pipelines.writes_of_thread(thread.thread_id)):
+        if (write["checkpoint_ns"], write["checkpoint_id"]) in going:
+            freed.update(part_keys(thread.thread_id, write["writes"]))
+    removed = Removed()
+    for ns, plan in plans.items():
+        address = Address(thread.thread_id, ns)
+        for step in (plan.branches, plan.cut, plan.rest):
+            for batch in _batches(step):
+                if step is not plan.cut:
+                    removed += yield from _remove_batch(address, batch, options)
+                    _tell(options, removed.checkpoints, len(going))
+                elif not options.dry_run:
+                    yield pipelines.cut_parents(address, batch)
+    planner.recall.forget_thread(thread.thread_id)
+    return removed + (yield from _sweep(planner, thread.thread_id, going, freed, options))
+
+
+def _remove_batch(address: Address, batch: Sequence[str], options: Options) -> Plan[Removed]:
+    # Checkpoints first: one that was left without its writes could be read wrongly.
+    query = pipelines.some(address, batch)
+    checkpoints = yield from _take("checkpoints", query, options)
+    return Removed(checkpoints, (yield from _take("writes", query, options)))
+
+
+def _take(part: Part, query: Document, options: Options) -> Plan[int]:
+    if options.dry_run:
+        rows = yield pipelines.count(part, query)
+        return int(rows[0]["n"]) if rows else 0
+    return int((yield pipelines.delete(part, query)).deleted_count)
+
+
+def _tell(options: Options, done: int, total: int) -> None:
+    if options.progress:
+        options.progress(done, total)
+
+
+def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[PartKey], options: Options) -> Plan[Removed]:
+    """Remove blobs that nothing refers to any more, and what killed puts and killed plans have left behind."""
+    now = planner.clock()
+    nodes = yield pipelines.nodes_of_thread(thread_id)
+    writes = yield pipelines.writes_of_thread(thread_id)
+    stored = {_place(row) for row in nodes} - going
+    orphans = _orphans(writes, stored, now - options.grace) - going
+    used = {key for row in nodes if _place(row) in stored for key in part_keys(thread_id, row["values"])}
+    for write in writes:
+        if _place(write) not in going and _place(write) not in orphans:
+            used.update(part_keys(thread_id, write["writes"]))
+    removed = 0
+    for ns in sorted({ns for ns, _ in orphans}):
+        for batch in _batches(sorted(i for other, i in orphans if other == ns)):
+            removed += yield from _take("writes", pipelines.some(Address(thread_id, ns), batch), options)
+    unused: list[Document] = [
+        row["_id"]
+        for row in (yield pipelines.blobs_of_thread(thread_id))
+        if (key := PartKey(**row["_id"])) not in used and (key in freed or row["stored_at"] < now - options.grace)
+    ]
+    blobs = 0
+    for keys in _batches(unused):
+        blobs += yield from _take("blobs", pipelines.not_held(keys, now), options)
+    return Removed(writes=removed, blobs=blobs)
+
+
+def _place(row: Document) -> tuple[str, str]:
+    return row["checkpoint_ns"], row["checkpoint_id"]
+
+
+def _orphans(writes: Iterable[Document], stored: Places, before: datetime) -> Places:
+    heads: dict[str, str] = {}
+    for ns, checkpoint_id in stored:
+        heads[ns] = max(heads.get(ns, ""), checkpoint_id)
+    # The writes of a checkpoint that is still to come have a greater id than the head, or are young.
+    young = {_place(write) for write in writes if write["stored_at"] >= before}
+    return {
+        (ns, i) for ns, i in {_place(write) for write in writes} - stored - young if ns not in heads or i < heads[ns]
+    }
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

@@ -1,0 +1,366 @@
+"""What each operation of a saver sends and makes of the replies, once for every shell.
+
+A plan is a generator: it yields a `Request`, is sent the driver's reply (rows as a list) or thrown the driver's error,
+and returns the operation's result. Everything that depends on the caller's objects is done before the generator is
+made: arguments are checked and the state is serialized when a method of `Planner` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from langgraph_mongo_saver import pipelines
+from langgraph_mongo_saver.address import (
+    Address,
+    identifier,
+    read_address,
+    read_checkpoint_id,
+    read_namespace,
+    thread_identifier,
+)
+from langgraph_mongo_saver.codec import (
+    CheckpointDraft,
+    Document,
+    Known,
+    check_layout,
+    checkpoint_draft,
+    checkpoint_tuple,
+    exact_metadata,
+    has_layout,
+    known_with_values,
+    writes_document,
+)
+from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
+from langgraph_mongo_saver.metadata import check_filter, matches, of_checkpoint
+from langgraph_mongo_saver.pipelines import Part, Request
+from langgraph_mongo_saver.recall import Recall
+from langgraph_mongo_saver.schema import activity
+from langgraph_mongo_saver.settings import Settings
+from langgraph_mongo_saver.values import Blob, BlobParts, PartKey, Sealer, blob_parts, part_keys
+
+T = TypeVar("T")
+Plan = Generator[Request, Any, T]
+Load = Callable[[], CheckpointTuple]
+
+PAGE = 128
+"""Checkpoints fetched at a time by `list`: memory holds no more, and a hundred take three commands."""
+
+HOLD = timedelta(minutes=1)
+"""How long clean-up spares a blob that a put has found there already, and is about to refer to."""
+
+_DUPLICATE_KEY = 11000
+# An insert that meets a duplicate and a replacement that meets nothing alternate only while others delete and store
+# the same document; that many times is no accident.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What `list` was asked for, and how far it has got."""
+
+    thread_id: str | None
+    checkpoint_ns: str | None
+    checkpoint_id: str | None
+    before: str | None
+    filter: dict[str, Any]
+    left: int | None
+    after: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes the plans of one saver.
+
+    Attributes:
+        settings: what the saver was constructed with.
+        sealer: its serializer.
+        recall: what it remembers.
+        clock: tells the time.
+    """
+
+    settings: Settings
+    sealer: Sealer
+    recall: Recall
+    clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
+        """Load a checkpoint, or the latest of a namespace."""
+        return self._get_tuple(read_address(config))
+
+    def _get_tuple(self, address: Address) -> Plan[CheckpointTuple | None]:
+        while True:
+            document, writes = yield from self._document(address)
+            if document is None:
+                return None
+            try:
+                parts = yield from self.fetch_blobs(_blob_keys([document], writes))
+                return self._loaded(document, writes, parts)
+            except CorruptCheckpoint:
+                # Its thread may have been deleted between the two reads; then it is gone, and nothing is corrupt.
+                again, _ = yield from self._document(address)
+                if again is not None and again["_id"] == document["_id"]:
+                    raise
+
+    def _document(self, address: Address) -> Plan[tuple[Document | None, list[Document]]]:
+        if self.settings.joins:
+            rows = yield pipelines.checkpoint_with_writes(address, self.settings.writes)
+            return (rows[0], rows[0]["writes"]) if rows else (None, [])
+        rows = yield pipelines.checkpoint(address)
+        if not rows:
+            return None, []
+        writes = yield pipelines.writes_of([address.at(rows[0]["checkpoint_id"])])
+        return rows[0], writes
+
+    def _loaded(self, document: Document, writes: Sequence[Document], parts: BlobParts) -> CheckpointTuple:
+        loaded, known = checkpoint_tuple(self.sealer, document, writes, parts)
+        self.recall.checkpoints.put(_address(document), known)
+        return loaded
+
+    def fetch_blobs(self, keys: Collection[PartKey]) -> Plan[BlobParts]:
+        """Fetch parts of blobs."""
+        return blob_parts((yield pipelines.blobs([key._asdict() for key in keys]))) if keys else {}
+
+    def listing(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Listing:
+        """Check what `list` is asked for."""
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            given = limit if isinstance(limit, int) else type(limit).__name__
+            raise InvalidArgument(
+                f"limit must be None (all) or a number of checkpoints from 0 on, but {given} was given"
+            )
+        address = None if config is None else read_address(config)
+        return Listing(
+            thread_id=address and address.thread_id,
+            checkpoint_ns=None if config is None else read_namespace(config),
+            checkpoint_id=address and address.checkpoint_id,
+            before=None if before is None else read_checkpoint_id(before, "before"),
+            filter=check_filter(filter, self.settings.clear_keys),
+            left=limit,
+        )
+
+    def page(self, listing: Listing) -> Plan[tuple[list[Load], Listing | None]]:
+        """Fetch the next checkpoints of a listing, and tell how to go on; None at the end.
+
+        What is fetched is deserialized one by one, since callers often stop after the first. Each page is a query of
+        its own, so that no cursor stays open while the caller works on what it has got.
+        """
+        if listing.left == 0:
+            return [], None
+        size = PAGE if listing.left is None else min(PAGE, listing.left)
+        documents = yield pipelines.checkpoints_page(
+            listing.thread_id,
+            listing.checkpoint_ns,
+            checkpoint_id=listing.checkpoint_id,
+            before=listing.before,
+            filter=listing.filter,
+            after=listing.after,
+            size=size,
+        )
+        chosen = [d for d in documents if self._matches(listing, d)]
+        loaded = (yield from self._load(chosen)) if chosen else []
+        if len(documents) < size:
+            return loaded, None
+        last = documents[-1]
+        rest = replace(
+            listing,
+            left=None if listing.left is None else listing.left - len(loaded),
+            after=(last["checkpoint_id"], last["thread_id"], last["checkpoint_ns"]),
+        )
+        return loaded, None if rest.left == 0 else rest
+
+    def _matches(self, listing: Listing, document: Document) -> bool:
+        check_layout(document)
+        return not listing.filter or matches(listing.filter, exact_metadata(self.sealer, document))
+
+    def _load(self, documents: Sequence[Document]) -> Plan[list[Load]]:
+        addresses = [_address(document) for document in documents]
+        writes: dict[Address, list[Document]] = {address: [] for address in addresses}
+        for write in (yield pipelines.writes_of(addresses)):
+            writes[_address(write)].append(write)
+        keys = _blob_keys(documents, [write for found in writes.values() for write in found])
+        parts = yield from self.fetch_blobs(keys)
+        whole = keys <= parts.keys()
+        loads: list[Load] = []
+        for address, document in zip(addresses, documents, strict=True):
+            if whole or _blob_keys([document], writes[address]) <= parts.keys():
+                loads.append(partial(self._loaded, document, writes[address], parts))
+            elif (again := (yield from self._get_tuple(address))) is not None:
+                loads.append(partial(_same, again))
+        return loads
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Plan[RunnableConfig]:
+        """Store a checkpoint."""
+        address = read_address(config)
+        identifier(checkpoint["id"], "checkpoint: id")
+        parent = self.recall.checkpoints.get(address) if address.checkpoint_id else None
+        draft = checkpoint_draft(
+            self.sealer,
+            address,
+            checkpoint,
+            of_checkpoint(config, metadata),
+            new_versions,
+            parent=parent,
+            now=self.clock(),
+            clear_keys=self.settings.clear_keys,
+        )
+        return self._put(draft, address, parent)
+
+    def _put(self, draft: CheckpointDraft, parent_address: Address, parent: Known | None) -> Plan[RunnableConfig]:
+        if draft.asks_parent(parent):
+            rows = yield pipelines.known_of(parent_address)
+            # Of another saver's document nothing is taken over.
+            parent = known_with_values(self.sealer, rows[0]) if rows and has_layout(rows[0]) else None
+        new = draft.finish(parent)
+        active_at = yield from self.note_activity(new.address.thread_id)
+        yield from self.store_blobs(new.blobs, active_at)
+        for _ in range(_ATTEMPTS):
+            document = _dated(new.document, active_at)
+            try:
+                yield pipelines.insert("checkpoints", document)
+            except DuplicateKeyError as error:
+                last = error
+            else:
+                self.recall.checkpoints.put(new.address, new.known)
+                return new.address.to_config()
+            if (yield pipelines.replace_checkpoint(document)).matched_count:
+                self.recall.checkpoints.discard(new.address.__eq__)
+                return new.address.to_config()
+            # Not this checkpoint is there, but another child of its parent, in the place that it would have had.
+            new = new.placed(opens=True)
+        raise last
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Plan[None]:
+        """Store the writes of a task."""
+        address = read_address(config)
+        document, blobs = writes_document(
+            self.sealer,
+            address,
+            list(writes),
+            identifier(task_id, "task_id"),
+            identifier(task_path, "task_path"),
+            now=self.clock(),
+        )
+        return self._put_writes(document, blobs)
+
+    def _put_writes(self, document: Document, blobs: Sequence[Blob]) -> Plan[None]:
+        if not document["writes"]:
+            return
+        active_at = yield from self.note_activity(document["thread_id"])
+        yield from self.store_blobs(blobs, active_at)
+        dated = _dated(document, active_at)
+        for _ in range(_ATTEMPTS):
+            try:
+                yield pipelines.insert("writes", dated)
+                return
+            except DuplicateKeyError as error:
+                last = error
+            if (yield pipelines.merge_writes(dated)).matched_count:
+                return
+        raise last
+
+    def store_blobs(self, blobs: Sequence[Blob], active_at: datetime | None) -> Plan[None]:
+        """Store blobs, all that are not there yet."""
+        documents = [_dated(d, active_at) for blob in blobs for d in blob.documents(self.clock())]
+        if not documents:
+            return
+        try:
+            yield pipelines.insert_blobs(documents)
+        except BulkWriteError as error:
+            if not only_duplicates(error):
+                raise without_documents(error) from None
+            present = [documents[entry["index"]]["_id"] for entry in (error.details or {})["writeErrors"]]
+            yield pipelines.hold_blobs(present, self.clock() + HOLD, active_at)
+
+    # --- expiry and deletion ---------------------------------------------------------------------------------------
+
+    def activity(self) -> datetime | None:
+        """The time to note for activity now; None if threads do not expire."""
+        return None if self.settings.ttl is None else activity(self.clock(), self.settings.ttl)
+
+    def note_activity(self, thread_id: str, *, always: bool = False) -> Plan[datetime | None]:
+        """Keep all of a thread alive, if threads expire: once within a throttle's length, or always.
+
+        Returns:
+            The time that the thread's documents carry.
+        """
+        # Looked up once a plan: all that it stores expires with what it notes.
+        active_at = self.activity()
+        if active_at is None or (not always and self.recall.active.get(thread_id) == active_at):
+            return active_at
+        # Values before the checkpoints that need them, so that a kill in between leaves no head without its values.
+        parts: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
+        for part in parts:
+            yield pipelines.keep_alive(part, thread_id, active_at)
+        self.recall.active.put(thread_id, active_at)
+        return active_at
+
+    def delete_thread(self, thread_id: str) -> Plan[None]:
+        """Delete everything of a thread."""
+        return self.delete_everything(thread_identifier(thread_id))
+
+    def delete_everything(self, thread_id: str) -> Plan[None]:
+        """Delete everything of a thread whose id has been checked."""
+        for part in pipelines.PARTS:
+            yield pipelines.delete(part, {"thread_id": thread_id})
+        self.recall.forget_thread(thread_id)
+
+
+def _blob_keys(checkpoints: Sequence[Document], writes: Sequence[Document]) -> set[PartKey]:
+    keys: set[PartKey] = set()
+    for field, documents in (("values", checkpoints), ("writes", writes)):
+        for document in documents:
+            check_layout(document)
+            keys.update(part_keys(document["thread_id"], document[field]))
+    return keys
+
+
+def _dated(document: Document, active_at: datetime | None) -> Document:
+    return document if active_at is None else {**document, "active_at": active_at}
+
+
+def only_duplicates(error: BulkWriteError) -> bool:
+    """Whether all that failed of an insert is what was there already."""
+    details = error.details or {}
+    failed = details.get("writeErrors", [])
+    return bool(failed) and not details.get("writeConcernErrors") and all(e["code"] == _DUPLICATE_KEY for e in failed)
+
+
+def without_documents(error: BulkWriteError) -> BulkWriteError:
+    """The error without the documents that failed: the driver's message holds the state, whatever its size."""
+    details = {**(error.details or {})}
+    details["writeErrors"] = [{k: v for k, v in e.items() if k != "op"} for e in details.get("writeErrors", [])]
+    return BulkWriteError(details)
+
+
+def _address(document: Document) -> Address:
+    return Address(document["thread_id"], document["checkpoint_ns"], document["checkpoint_id"])
+
+
+def _same(loaded: CheckpointTuple) -> CheckpointTuple:
+    return loaded
