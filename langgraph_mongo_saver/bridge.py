@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,7 @@ from langgraph_mongo_saver.threads import ThreadListing, ThreadSummary, threads_
 
 # How often a waiting thread looks whether the loop that it waits for still runs, in seconds.
 _LOOK = 1.0
+_STOPPED = "The saver's event loop stopped before the operation was done."
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -84,7 +86,9 @@ class Home:
                     if future.done():
                         return future.result()
                     if not loop.is_running():
-                        raise WrongEventLoop("The saver's event loop stopped before the operation was done.") from None
+                        raise WrongEventLoop(_STOPPED) from None
+        except CancelledError:  # asyncio.run cancels what is left when it ends
+            raise WrongEventLoop(_STOPPED) from None
         finally:
             future.cancel()  # no effect once it is done; a wait that was interrupted ends the operation too
 

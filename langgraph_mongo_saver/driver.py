@@ -41,9 +41,10 @@ _CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
 
 def introduce(client: Any) -> None:
     """Add this package's name to what a client tells the server, where the driver can (pymongo 4.14 and newer)."""
+    inner = vars(client).get("delegate", client)  # Motor's client is a shell around one of pymongo
     # On older drivers the attribute is a database of that name, hence the look at the class.
-    if hasattr(type(client), "append_metadata"):
-        client.append_metadata(DRIVER_INFO)
+    if hasattr(type(inner), "append_metadata"):
+        inner.append_metadata(DRIVER_INFO)
 
 
 def collections(

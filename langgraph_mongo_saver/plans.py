@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import (
@@ -47,6 +47,7 @@ from langgraph_mongo_saver.settings import Settings
 from langgraph_mongo_saver.values import Blob, BlobParts, PartKey, Sealer, blob_parts, part_keys
 
 T = TypeVar("T")
+WriteErrorT = TypeVar("WriteErrorT", WriteError, BulkWriteError)
 Plan = Generator[Request, Any, T]
 Load = Callable[[], CheckpointTuple]
 
@@ -243,6 +244,8 @@ class Planner:
                 yield pipelines.insert("checkpoints", document)
             except DuplicateKeyError as error:
                 last = error
+            except WriteError as error:
+                raise without_documents(error) from None
             else:
                 self.recall.checkpoints.put(new.address, new.known)
                 return new.address.to_config()
@@ -280,22 +283,32 @@ class Planner:
                 return
             except DuplicateKeyError as error:
                 last = error
+            except WriteError as error:
+                raise without_documents(error) from None
             if (yield pipelines.merge_writes(dated)).matched_count:
                 return
         raise last
 
     def store_blobs(self, blobs: Sequence[Blob], active_at: datetime | None) -> Plan[None]:
         """Store blobs, all that are not there yet."""
-        documents = [_dated(d, active_at) for blob in blobs for d in blob.documents(self.clock())]
-        if not documents:
-            return
-        try:
-            yield pipelines.insert_blobs(documents)
-        except BulkWriteError as error:
-            if not only_duplicates(error):
-                raise without_documents(error) from None
-            present = [documents[entry["index"]]["_id"] for entry in (error.details or {})["writeErrors"]]
-            yield pipelines.hold_blobs(present, self.clock() + HOLD, active_at)
+        new = [blob for blob in blobs if not self.recall.stored.get((blob.thread_id, blob.digest))]
+        there = [key._asdict() for blob in blobs if blob not in new for key in blob.keys]
+        if there and (yield self._hold(there, active_at)).matched_count < len(there):
+            new = list(blobs)  # somebody has deleted them
+        documents = [_dated(d, active_at) for blob in new for d in blob.documents(self.clock())]
+        if documents:
+            try:
+                yield pipelines.insert_blobs(documents)
+            except BulkWriteError as error:
+                if not only_duplicates(error):
+                    raise without_documents(error) from None
+                failed = (error.details or {})["writeErrors"]
+                yield self._hold([documents[entry["index"]]["_id"] for entry in failed], active_at)
+        for blob in new:
+            self.recall.stored.put((blob.thread_id, blob.digest), True)
+
+    def _hold(self, keys: Sequence[Document], active_at: datetime | None) -> Request:
+        return pipelines.hold_blobs(keys, self.clock() + HOLD, active_at)
 
     # --- expiry and deletion ---------------------------------------------------------------------------------------
 
@@ -351,11 +364,17 @@ def only_duplicates(error: BulkWriteError) -> bool:
     return bool(failed) and not details.get("writeConcernErrors") and all(e["code"] == _DUPLICATE_KEY for e in failed)
 
 
-def without_documents(error: BulkWriteError) -> BulkWriteError:
-    """The error without the documents that failed: the driver's message holds the state, whatever its size."""
-    details = {**(error.details or {})}
-    details["writeErrors"] = [{k: v for k, v in e.items() if k != "op"} for e in details.get("writeErrors", [])]
-    return BulkWriteError(details)
+def without_documents(error: WriteErrorT) -> WriteErrorT:
+    """The error without the documents that failed: messages would hold the state, whatever its size.
+
+    The driver quotes the operation, and a collection's validator the value that it refused.
+    """
+    details = {key: value for key, value in (error.details or {}).items() if key != "errInfo"}
+    if isinstance(error, BulkWriteError):
+        failed = details.get("writeErrors", [])
+        details["writeErrors"] = [{k: v for k, v in e.items() if k not in ("op", "errInfo")} for e in failed]
+        return type(error)(details)
+    return type(error)(str(details.get("errmsg", "the write failed")), error.code, details)
 
 
 def _address(document: Document) -> Address:

@@ -76,13 +76,18 @@ class Blob:
         """The documents to store, one a part."""
         return [
             {
-                "_id": PartKey(self.thread_id, self.digest, part)._asdict(),
+                "_id": key._asdict(),
                 "thread_id": self.thread_id,
                 "stored_at": now,
                 "data": data,
             }
-            for part, data in enumerate(self._parts)
+            for key, data in zip(self.keys, self._parts, strict=True)
         ]
+
+    @property
+    def keys(self) -> Sequence[PartKey]:
+        """The names of its parts."""
+        return [PartKey(self.thread_id, self.digest, part) for part in range(len(self._parts))]
 
     @property
     def _parts(self) -> Sequence[bytes]:

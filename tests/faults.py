@@ -88,7 +88,6 @@ def fail_command(
     commands: Sequence[str],
     *,
     times: int | None = 1,
-    skip: int = 0,
     error_code: int | None = None,
     labels: Sequence[str] | None = None,
     close_connection: bool = False,
@@ -111,8 +110,7 @@ def fail_command(
     data |= {key: value for key, value in optional.items() if value is not None}
     if block_ms is not None:
         data["blockConnection"] = True
-    counted = {"times": times} | ({"skip": skip} if skip else {})
-    set_fail_point(client, mode="alwaysOn" if times is None else counted, data=data)
+    set_fail_point(client, mode="alwaysOn" if times is None else {"times": times}, data=data)
     try:
         yield
     finally:
