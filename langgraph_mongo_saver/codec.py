@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, cast
 
 import bson
@@ -21,7 +22,6 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
     PendingWrite,
-    writes_sort_key,
 )
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
@@ -41,6 +41,9 @@ _WRITES_BUDGET = Budget(changed=256 * 1024, document=4 * 2**20)
 
 SEGMENT = 256
 """Checkpoints of a segment, a run on one branch that `lineage` takes in one hop."""
+
+# writes_sort_key of langgraph.checkpoint.base, without a call a write.
+_ORDER = itemgetter(0, 1, 2)
 
 Document = dict[str, Any]
 
@@ -363,13 +366,12 @@ def writes_document(
 def pending_writes(
     sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts
 ) -> list[PendingWrite]:
-    """Stored writes in the order in which LangGraph applies them, `writes_sort_key`."""
-    found: list[tuple[tuple[str, str, int], str, str, Packed]] = []
+    """Stored writes in the order in which LangGraph applies them: `writes_sort_key`, by task path, task id and idx."""
+    found: list[tuple[str, str, int, Packed]] = []
     for document in documents:
         check_layout(document)
-        task_id = document["task_id"]
+        task_id, task_path = document["task_id"], document["task_path"]
         for write in document["writes"]:
-            path = write.get("task_path", document["task_path"])
-            found.append((writes_sort_key(path, task_id, write["idx"]), task_id, write["channel"], write))
-    found.sort(key=lambda entry: entry[0])
-    return [(task_id, channel, unpack(sealer, thread_id, write, parts)) for _, task_id, channel, write in found]
+            found.append((write.get("task_path", task_path), task_id, write["idx"], write))
+    found.sort(key=_ORDER)
+    return [(task_id, write["channel"], unpack(sealer, thread_id, write, parts)) for _, task_id, _, write in found]

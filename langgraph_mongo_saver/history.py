@@ -63,7 +63,7 @@ def ancestors(
         found = yield from walk(address, channels, by_scan, from_target=from_target)
     else:
         try:
-            fetch = by_segments(planner.settings.checkpoints)
+            fetch = by_segments(planner.settings.checkpoints, channels)
             found = yield from walk(address, channels, fetch, from_target=from_target)
         except OperationFailure as error:
             if error.code not in _NO_SUCH_STAGE:

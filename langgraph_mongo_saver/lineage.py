@@ -8,7 +8,7 @@ a parent is not among what was fetched, the next request starts there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,18 +69,18 @@ class Lineage:
         A parent that has been visited already, a cycle, ends the walk like a root.
         """
         visited = {self.target.checkpoint_id, *(node.checkpoint_id for node in self.path)}
-        while len(self.ends) < len(self.channels):
-            following = (self.path[-1] if self.path else self.target).parent_id
-            if following is None or following in visited:
-                return None
+        following = (self.path[-1] if self.path else self.target).parent_id
+        while len(self.ends) < len(self.channels) and following is not None and following not in visited:
             if following not in nodes:
                 return following
             node = nodes[following]
             visited.add(following)
-            for channel in self.channels:
-                if channel not in self.ends and channel in node.values:
-                    self.ends[channel] = len(self.path)
+            if node.values:
+                for channel in self.channels:
+                    if channel in node.values:
+                        self.ends.setdefault(channel, len(self.path))
             self.path.append(node)
+            following = node.parent_id
         return None
 
     def ancestors_of(self, channel: str) -> Sequence[Node]:
@@ -122,17 +122,23 @@ def walk(
     return lineage
 
 
-def by_segments(collection: str) -> Fetch:
+def by_segments(collection: str, channels: Sequence[str]) -> Fetch:
     """Fetch along the segments; where a document has none, by a scan."""
 
     def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
         hops = _FIRST_HOPS if first else _LATER_HOPS
-        rows: list[Document] = yield pipelines.lineage(address, collection, hops)
+        rows: list[Document] = yield pipelines.lineage(address, collection, channels, hops)
         if rows and "segment" not in rows[0]["own"]:
             return (yield from by_scan(address.at(rows[0]["own"]["checkpoint_id"]), first))
-        return [rows[0]["own"], *(node for row in rows for node in row["nodes"])] if rows else []
+        return [rows[0]["own"], *_documents(rows)] if rows else []
 
     return fetch
+
+
+def _documents(rows: Sequence[Document]) -> Iterator[Document]:
+    for columns in (columns for row in rows for columns in row["nodes"]):
+        for node in zip(columns["ids"], columns["parents"], columns["values"], strict=True):
+            yield dict(zip(("checkpoint_id", "parent_checkpoint_id", "values"), node, strict=True))
 
 
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
