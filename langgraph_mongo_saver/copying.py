@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from pymongo.errors import BulkWriteError
 
@@ -12,7 +11,7 @@ from langgraph_mongo_saver.address import thread_identifier
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.errors import InvalidArgument, ThreadExists
 from langgraph_mongo_saver.pipelines import Part
-from langgraph_mongo_saver.plans import Plan, Planner, only_duplicates
+from langgraph_mongo_saver.plans import Plan, Planner, only_duplicates, without_documents
 
 _PAGE = 100
 
@@ -56,11 +55,15 @@ def _copy_thread(
 
 
 def _holds_more(planner: Planner, source: str, target: str) -> Plan[bool]:
-    found = yield pipelines.ids_of_thread(target)
+    found = yield pipelines.ids_of_thread("checkpoints", target)
     if not found:
         return False
-    copied = {tuple(row["_id"].values())[1:] for row in (yield pipelines.ids_of_thread(source)) if _ours(row)}
-    return any(not _ours(row) or tuple(row["_id"].values())[1:] not in copied for row in found)
+    copied = {_within_thread(row) for row in (yield pipelines.ids_of_thread("checkpoints", source)) if _ours(row)}
+    return any(not _ours(row) or _within_thread(row) not in copied for row in found)
+
+
+def _within_thread(row: Document) -> tuple[str, str]:
+    return row["_id"]["checkpoint_ns"], row["_id"]["checkpoint_id"]
 
 
 def _ours(row: Document) -> bool:
@@ -68,19 +71,19 @@ def _ours(row: Document) -> bool:
 
 
 def _copy_by_pages(planner: Planner, part: Part, source: str, target: str) -> Plan[None]:
-    after: Any = None
-    while True:
-        documents = yield pipelines.page_of_thread(part, source, after, _PAGE)
-        if not documents:
-            return
-        after = documents[-1]["_id"]
+    keys: list[Document] = [row["_id"] for row in (yield pipelines.ids_of_thread(part, source)) if _ours(row)]
+    keys.sort(key=lambda key: key.get("checkpoint_id", ""))
+    for start in range(0, len(keys), _PAGE):
+        documents = yield pipelines.whole(part, keys[start : start + _PAGE])
         active_at = planner.activity()
         copies = [_copied(document, target) | ({"active_at": active_at} if active_at else {}) for document in documents]
+        if not copies:
+            continue
         try:
             yield pipelines.insert_all(part, copies)
         except BulkWriteError as error:
             if not only_duplicates(error):
-                raise
+                raise without_documents(error) from None
 
 
 def _copied(document: Document, target: str) -> Document:

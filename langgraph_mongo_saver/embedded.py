@@ -95,7 +95,9 @@ def _choose(folder: Path, wanted: Kind | None) -> tuple[Kind, str]:
 
 @contextmanager
 def _mongod(folder: Path, binary: str, remove: Path | None, *, test_commands: bool) -> Iterator[str]:
-    args = ["--setParameter", "enableTestCommands=1"] if test_commands else []
+    # Fail points; and expiry that does not take a minute.
+    parameters = ("enableTestCommands=1", "ttlMonitorSleepSecs=1") if test_commands else ()
+    args = [arg for parameter in parameters for arg in ("--setParameter", parameter)]
     mongod = Mongod(folder, binary, remove=remove, args=args)
     mongod.start()
     try:

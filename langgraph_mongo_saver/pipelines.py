@@ -250,7 +250,7 @@ def values_of(address: Address, checkpoint_ids: Sequence[str]) -> Request:
 
 def blobs(keys: Sequence[Document]) -> Request:
     """Parts of blobs by their `_id`."""
-    return _find("blobs", {"_id": {"$in": list(keys)}})
+    return whole("blobs", keys)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -384,9 +384,14 @@ def add_values(address: Address, entries: Sequence[Document]) -> Request:
     return Request("checkpoints", "update_one", (query, {"$push": {"values": {"$each": list(entries)}}}))
 
 
-def ids_of_thread(thread_id: str, limit: int = 0) -> Request:
-    """The `_id` of the checkpoints of a thread; 0 for all."""
-    return _find("checkpoints", {"thread_id": thread_id}, projection={"_id": 1}, limit=limit)
+def ids_of_thread(part: Part, thread_id: str, limit: int = 0) -> Request:
+    """The `_id` of the documents of a thread; 0 for all."""
+    return _find(part, {"thread_id": thread_id}, projection={"_id": 1}, limit=limit)
+
+
+def whole(part: Part, keys: Sequence[Document]) -> Request:
+    """Whole documents by their `_id`."""
+    return _find(part, {"_id": {"$in": list(keys)}})
 
 
 def copy(part: Part, collection: str, source: str, target: str, active_at: datetime | None) -> Request:
@@ -399,12 +404,6 @@ def copy(part: Part, collection: str, source: str, target: str, active_at: datet
         stages.append({"$sort": {"checkpoint_id": ASCENDING, "checkpoint_ns": DESCENDING}})
     stages += [{"$set": change}, {"$merge": {"into": collection, "on": "_id", "whenMatched": "replace"}}]
     return Request(part, "aggregate", (stages,), rows=True)
-
-
-def page_of_thread(part: Part, thread_id: str, after: object, size: int) -> Request:
-    """The next documents of a thread, whole, in the order of their `_id`."""
-    query: Document = {"thread_id": thread_id} if after is None else {"thread_id": thread_id, "_id": {"$gt": after}}
-    return _find(part, query, sort=[("_id", ASCENDING)], limit=size)
 
 
 def insert_all(part: Part, documents: Sequence[Document]) -> Request:

@@ -217,7 +217,7 @@ class Planner:
         """Store a checkpoint."""
         address = read_address(config)
         identifier(checkpoint["id"], "checkpoint: id")
-        parent = self.recall.checkpoints.get(address) if address.checkpoint_id else None
+        parent = self._remembered(address)
         draft = checkpoint_draft(
             self.sealer,
             address,
@@ -229,6 +229,14 @@ class Planner:
             clear_keys=self.settings.clear_keys,
         )
         return self._put(draft, address, parent)
+
+    def _remembered(self, address: Address) -> Known | None:
+        ttl, thread_id = self.settings.ttl, address.thread_id
+        if ttl is not None:
+            active_at = self.recall.active.get(thread_id)
+            if active_at is None or self.clock() >= active_at + timedelta(seconds=ttl):
+                self.recall.forget_thread(thread_id)  # it may have expired meanwhile, and its values with it
+        return self.recall.checkpoints.get(address) if address.checkpoint_id else None
 
     def _put(self, draft: CheckpointDraft, parent_address: Address, parent: Known | None) -> Plan[RunnableConfig]:
         if draft.asks_parent(parent):

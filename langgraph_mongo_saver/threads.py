@@ -112,4 +112,4 @@ def touch_thread(planner: Planner, thread_id: str) -> Plan[bool]:
 
 def _touch(planner: Planner, thread_id: str) -> Plan[bool]:
     yield from planner.note_activity(thread_id, always=True)
-    return bool((yield pipelines.ids_of_thread(thread_id, limit=1)))
+    return bool((yield pipelines.ids_of_thread("checkpoints", thread_id, limit=1)))
