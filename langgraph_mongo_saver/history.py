@@ -7,7 +7,7 @@ DeltaChannel guide.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -42,10 +42,11 @@ def delta_channel_keepset(planner: Planner, config: RunnableConfig, channels: Se
 
 
 def _names(channels: Sequence[str]) -> list[str]:
-    if isinstance(channels, str) or not all(isinstance(channel, str) for channel in channels):
+    names = list(channels) if isinstance(channels, Iterable) and not isinstance(channels, str) else [None]
+    if not all(isinstance(name, str) for name in names):
         given = type(channels).__name__
         raise InvalidArgument(f"channels must be a sequence of channel names (str), but a {given} was given")
-    return list(dict.fromkeys(channels))
+    return [name for name in dict.fromkeys(names) if name is not None]
 
 
 def _keepset(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[set[str]]:

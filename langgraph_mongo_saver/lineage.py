@@ -144,4 +144,5 @@ def _documents(rows: Sequence[Document]) -> Iterator[Document]:
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
     """Fetch the checkpoints with smaller ids, of whatever branch: for servers without ``$graphLookup``."""
     documents: list[Document] = yield pipelines.older(address, _SCANNED)
-    return documents if first or (documents and documents[0]["checkpoint_id"] == address.checkpoint_id) else []
+    there = documents and address.checkpoint_id in (None, documents[0]["checkpoint_id"])
+    return documents if there else []

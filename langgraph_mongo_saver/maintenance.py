@@ -21,7 +21,7 @@ from langgraph_mongo_saver.errors import DeltaThreadRefused, FilterNotQueryable,
 from langgraph_mongo_saver.lineage import Node
 from langgraph_mongo_saver.pipelines import Part
 from langgraph_mongo_saver.plans import Plan, Planner
-from langgraph_mongo_saver.selection import Facts, Nodes, finished_calls, newest, removal, tips, with_ancestors
+from langgraph_mongo_saver.selection import Facts, Nodes, finished_calls, newest, removal, with_ancestors
 from langgraph_mongo_saver.values import PartKey, part_keys
 
 T = TypeVar("T")
@@ -153,16 +153,14 @@ def _keepers(planner: Planner, thread: Thread, options: Options) -> Plan[dict[st
 
 
 def _with_ancestors(planner: Planner, thread: Thread, chosen: Mapping[str, set[str]]) -> Plan[dict[str, set[str]]]:
-    facts = yield from _facts(planner, thread, {ns: tips(thread.nodes[ns], ids) for ns, ids in chosen.items()})
+    facts = yield from _facts(planner, thread, chosen)
     kept: dict[str, set[str]] = {}
     for ns, ids in chosen.items():
         nodes = thread.nodes[ns]
-        of_namespace = [fact for (other, _), fact in facts.items() if other == ns]
-        kept[ns] = with_ancestors(nodes, ids, frozenset().union(*(fact.delta_channels for fact in of_namespace)))
-        for (other, checkpoint_id), fact in facts.items():
-            parent = nodes[checkpoint_id].parent_id if other == ns else None
-            if fact.needs_parent and parent is not None and parent in nodes:
-                kept[ns].add(parent)
+        known = {checkpoint_id: facts.get((ns, checkpoint_id), Facts()) for checkpoint_id in ids}
+        kept[ns] = with_ancestors(nodes, {i: fact.delta_channels for i, fact in known.items()})
+        parents = {nodes[i].parent_id for i, fact in known.items() if fact.needs_parent}
+        kept[ns] |= {parent for parent in parents if parent is not None and parent in nodes}
     return kept
 
 

@@ -336,7 +336,9 @@ def any_write(address: Address, channel: str) -> Request:
 
 def threads_of_runs(run_ids: Sequence[str]) -> Request:
     """The threads that have a checkpoint of one of these runs."""
-    stages = [{"$match": {"metadata.run_id": {"$in": list(run_ids)}}}, {"$group": {"_id": "$thread_id"}}]
+    # The index is on those that have the field, and is not used unless the query says so too.
+    query = {"metadata.run_id": {"$in": list(run_ids), "$exists": True}}
+    stages: list[Document] = [{"$match": query}, {"$group": {"_id": "$thread_id"}}]
     return Request("checkpoints", "aggregate", (stages,), rows=True)
 
 

@@ -6,7 +6,7 @@ whatever stays must keep these ancestors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from langgraph_mongo_saver.lineage import Node
@@ -37,9 +37,9 @@ class Removal:
     """What goes from a namespace, in the order in which it can be interrupted anywhere.
 
     Attributes:
-        branches: first, checkpoints that come after ones that stay; each before its parent.
+        branches: first, checkpoints that nothing that stays comes after; each before its parent.
         cut: then, checkpoints that stay and lose their parent.
-        rest: last, what lies before these; each before its parent.
+        rest: last, the ancestors of what stays; each before its parent.
     """
 
     branches: Sequence[str] = ()
@@ -52,28 +52,20 @@ def newest(nodes: Nodes, number: int) -> set[str]:
     return set(sorted(nodes, reverse=True)[:number])
 
 
-def tips(nodes: Nodes, chosen: Collection[str]) -> set[str]:
-    """Of some checkpoints, those that no other of them comes directly after."""
-    parents = {nodes[checkpoint_id].parent_id for checkpoint_id in chosen}
-    return {checkpoint_id for checkpoint_id in chosen if checkpoint_id not in parents}
-
-
-def with_ancestors(nodes: Nodes, chosen: Iterable[str], channels: Collection[str]) -> set[str]:
+def with_ancestors(nodes: Nodes, needs: Mapping[str, Collection[str]]) -> set[str]:
     """Some checkpoints, and the ancestors that their delta channels need.
 
     Args:
         nodes: all checkpoints of the namespace.
-        chosen: those that stay for their own sake.
-        channels: the delta channels.
+        needs: those that stay for their own sake, each with its delta channels.
     """
-    own = tuple(chosen)
-    kept = set(own)
-    for channel in channels:
-        seen: set[str] = set()
-        for checkpoint_id in own:
+    kept = set(needs)
+    walked: set[tuple[str, str]] = set()
+    for checkpoint_id, channels in needs.items():
+        for channel in channels:
             node = nodes[checkpoint_id]
-            while node.checkpoint_id not in seen and channel not in node.values:
-                seen.add(node.checkpoint_id)
+            while (node.checkpoint_id, channel) not in walked and channel not in node.values:
+                walked.add((node.checkpoint_id, channel))
                 if node.parent_id is None or node.parent_id not in nodes:
                     break
                 node = nodes[node.parent_id]
@@ -98,29 +90,18 @@ def finished_calls(kept: Mapping[str, Collection[str]], heads: Mapping[str, Fact
 def removal(nodes: Nodes, kept: Collection[str]) -> Removal:
     """What goes, in order, for some checkpoints to stay."""
     kept = set(kept)
-    cut = [i for i in sorted(kept) if nodes[i].parent_id in nodes and nodes[i].parent_id not in kept]
-    after = _descendants(nodes, kept)
+    before: set[str] = set()
+    for checkpoint_id in kept:
+        parent = nodes[checkpoint_id].parent_id
+        while parent is not None and parent in nodes and parent not in before:
+            before.add(parent)
+            parent = nodes[parent].parent_id
     going = [checkpoint_id for checkpoint_id in nodes if checkpoint_id not in kept]
     return Removal(
-        branches=children_first(nodes, [i for i in going if i in after]),
-        cut=cut,
-        rest=children_first(nodes, [i for i in going if i not in after]),
+        branches=children_first(nodes, [i for i in going if i not in before]),
+        cut=[i for i in sorted(kept) if nodes[i].parent_id in nodes and nodes[i].parent_id not in kept],
+        rest=children_first(nodes, [i for i in going if i in before]),
     )
-
-
-def _descendants(nodes: Nodes, roots: Collection[str]) -> set[str]:
-    children: dict[str, list[str]] = {}
-    for node in nodes.values():
-        if node.parent_id is not None:
-            children.setdefault(node.parent_id, []).append(node.checkpoint_id)
-    found: set[str] = set()
-    left = list(roots)
-    while left:
-        for child in children.get(left.pop(), ()):
-            if child not in found:
-                found.add(child)
-                left.append(child)
-    return found
 
 
 def children_first(nodes: Nodes, going: Collection[str]) -> list[str]:

@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mongo")
     group.addoption("--mongo-uri", default=os.environ.get("MONGODB_URI"), help="run on this server")
     group.addoption("--mongo-server", choices=_KINDS, help="start this kind of server")
+    group.addoption("--surface", action="append", help="run only this way to call a saver (default: every one)")
     group.addoption("--mongo-image", default="mongo:8", help="the image for docker (default: %(default)s)")
 
 
@@ -92,6 +93,16 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     session_server = config.stash[_SESSION_SERVER]
     server = session_server.get()
     return [f"mongo server: {server or 'none'}", *(f"  not {reason}" for reason in session_server.reasons)]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = config.option.surface
+    if not chosen:
+        return
+    params = {item: getattr(getattr(item, "callspec", None), "params", {}) for item in items}
+    left_out = [item for item in items if params[item].get("surface_name", chosen[0]) not in chosen]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

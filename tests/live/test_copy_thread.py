@@ -1,0 +1,167 @@
+"""A copy of a thread is the same to the byte, and lives a life of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bson
+import pytest
+
+from langgraph_mongo_saver import InvalidArgument, ThreadExists
+from tests.building import config
+from tests.steps import COLLECTIONS, LARGE, ids, put
+from tests.surfaces import OpenSurface, Surface
+
+HUGE = bytes(range(256)) * 1200
+on_two_surfaces = pytest.mark.parametrize("surface_name", ["sync", "async"], indirect=True)
+DIALECTS = pytest.mark.parametrize("dialect", ["mongodb", "basic"])
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blobs of several parts without megabytes."""
+    monkeypatch.setattr("langgraph_mongo_saver.values.PART_BYTES", 120_000)
+
+
+async def fill(saver: Surface, thread_id: str = "1") -> None:
+    """A tree in two namespaces: two segments, blobs in values and writes, odd names."""
+    for ns in ("", "node:1|inner:2"):
+        first = await put(saver, config(thread_id, ns), {"huge": HUGE, "$a.b": "$x"}, id="1", metadata={"a.$b": "$c"})
+        for id, parent in (("2", first), ("3", config(thread_id, ns, "2")), ("4", first)):
+            given = {"huge": HUGE, "n": id * LARGE}
+            made = await put(saver, parent, given, {"huge": 1, "n": int(id)}, new={"n": int(id)}, id=id)
+            await saver.put_writes(made, [("n", f"write {id}"), ("large", f"{id}." * LARGE)], "t", "~path")
+    await saver.put_writes(config(thread_id, "", "to come"), [("n", 1)], "t")
+
+
+def documents(mongo: Any, db_name: str, thread_id: str) -> dict[str, list[bytes]]:
+    """The documents of a thread as bytes, but for the thread's id."""
+    found: dict[str, list[bytes]] = {}
+    for name in COLLECTIONS:
+        mine = mongo[db_name][name].find({"thread_id": thread_id})
+        plain = [{**d, "_id": {**d["_id"], "thread_id": 0}, "thread_id": 0} for d in mine]
+        found[name] = sorted(bson.encode({k: v for k, v in d.items() if k != "active_at"}) for d in plain)
+    return found
+
+
+def moved(listed: Any, thread_id: str) -> list[Any]:
+    """Checkpoints as they would be in another thread."""
+    for loaded in listed:
+        for place in filter(None, (loaded.config, loaded.parent_config)):
+            place["configurable"]["thread_id"] = thread_id
+    return listed
+
+
+@on_two_surfaces
+@DIALECTS
+@pytest.mark.parametrize("target", ["copy", "$thread_id", "$$ROOT", "a.$b", ""], ids=repr)
+async def test_everything_is_copied(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, target: str
+) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    await put(saver, config("other"), {"n": 1})
+    before = documents(mongo, db_name, "1")
+    assert [len(before[name]) for name in COLLECTIONS] == [8, 7, 3 + 3 * 3 + 3 * 6]
+    progress: list[tuple[int, int]] = []
+    await saver.call("copy_thread", "1", target, progress=lambda *done: progress.append(done))
+    assert progress == [(1, 3), (2, 3), (3, 3)]
+    # Compared outside of assert, which would print megabytes.
+    same = documents(mongo, db_name, target) == before
+    unchanged = documents(mongo, db_name, "1") == before
+    assert (same, unchanged) == (True, True)
+    for name in COLLECTIONS:
+        assert mongo[db_name][name].count_documents({"_id.thread_id": target}) == len(before[name])
+    everywhere = {"configurable": {"thread_id": target}}
+    copies = await saver.list(everywhere)
+    same = copies == moved(await saver.list({"configurable": {"thread_id": "1"}}), target)
+    assert same
+    assert ids(copies) == ["4", "4", "3", "3", "2", "2", "1", "1"]
+    assert len(await saver.list(config("other"))) == 1
+
+
+@DIALECTS
+async def test_a_thread_whose_id_looks_like_a_path(open_saver: OpenSurface, dialect: str) -> None:
+    saver = await open_saver(dialect=dialect)
+    await put(saver, config("$a"), {"n": 1}, id="1")
+    await put(saver, config("$$b"), {"n": 2}, id="2")
+    await saver.call("copy_thread", "$a", "$c")
+    assert ids(await saver.list(config("$c"))) == ["1"]
+    assert ids(await saver.list(None)) == ["2", "1", "1"]
+
+
+@DIALECTS
+async def test_the_copy_goes_on_by_itself(open_saver: OpenSurface, dialect: str) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    await saver.call("copy_thread", "1", "copy")
+    before = await saver.list(config("1"))
+    given, versions = {"huge": HUGE, "n": "on"}, {"huge": 1, "n": 9}
+    made = await put(saver, config("copy", "", "4"), given, versions, new={"n": 9}, id="5")
+    assert ids(await saver.list(config("copy"))) == ["5", "4", "3", "2", "1"]
+    same = await saver.list(config("1")) == before
+    await saver.delete_thread("1")
+    loaded = await saver.get_tuple(made)
+    assert loaded is not None
+    whole = loaded.checkpoint["channel_values"] == given
+    old = (await saver.list(config("copy")))[1:] == moved(before, "copy")
+    assert (same, whole, old) == (True, True, True)
+
+
+@on_two_surfaces
+@DIALECTS
+async def test_copying_again_adds_what_is_new(open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    for _ in range(2):
+        await saver.call("copy_thread", "1", "copy")
+    same = [documents(mongo, db_name, "copy") == documents(mongo, db_name, "1")]
+    await put(saver, config("1", "", "4"), {"n": "new"}, {"n": 9}, id="5")
+    for name in COLLECTIONS:  # as a kill would leave it
+        gone = mongo[db_name][name].find_one({"thread_id": "copy"})
+        mongo[db_name][name].delete_one({"_id": gone["_id"]})
+    await saver.call("copy_thread", "1", "copy")
+    same.append(documents(mongo, db_name, "copy") == documents(mongo, db_name, "1"))
+    assert same == [True, True]
+
+
+@pytest.mark.parametrize("dialect", ["mongodb", "basic"])
+async def test_a_target_with_something_else_is_refused_or_replaced(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str
+) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    await put(saver, config("copy", "elsewhere"), {"n": 1}, id="1")
+    with pytest.raises(ThreadExists, match=r"'copy'.*replace_target"):
+        await saver.call("copy_thread", "1", "copy")
+    with pytest.raises(ThreadExists, match="'copy'"):
+        await saver.call("copy_thread", "missing", "copy")
+    assert ids(await saver.list({"configurable": {"thread_id": "copy"}})) == ["1"]
+    await saver.call("copy_thread", "1", "copy", replace_target=True)
+    same = documents(mongo, db_name, "copy") == documents(mongo, db_name, "1")
+    assert same
+
+
+@pytest.mark.parametrize("replace_target", [False, True])
+async def test_what_cannot_be_copied(saver: Surface, replace_target: bool) -> None:
+    await put(saver, config(), id="1")
+    with pytest.raises(InvalidArgument, match="target_thread_id"):
+        await saver.call("copy_thread", "1", "1", replace_target=replace_target)
+    for source, target in ((None, "2"), ("1", None), ("1", {"$gt": ""})):
+        with pytest.raises(InvalidArgument, match="thread_id"):
+            await saver.call("copy_thread", source, target, replace_target=replace_target)
+    await saver.call("copy_thread", "missing", "copy", replace_target=replace_target)
+    assert ids(await saver.list(None)) == ["1"]
+
+
+@on_two_surfaces
+@DIALECTS
+async def test_a_copy_expires_as_one_thread(open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str) -> None:
+    await fill(await open_saver())
+    await (await open_saver(ttl=1000, dialect=dialect)).call("copy_thread", "1", "copy")
+    for name in COLLECTIONS:
+        assert None not in mongo[db_name][name].distinct("active_at", {"thread_id": "copy"})
+        dated = {"thread_id": "copy", "active_at": {"$exists": True}}
+        assert mongo[db_name][name].count_documents(dated) == mongo[db_name][name].count_documents(
+            {"thread_id": "copy"}
+        )

@@ -1,0 +1,133 @@
+"""Delta history and keepset as plans, driven with replies that no server gives on demand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from pymongo.errors import OperationFailure
+
+from langgraph_mongo_saver.errors import CorruptCheckpoint
+from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
+from langgraph_mongo_saver.plans import Planner
+from langgraph_mongo_saver.recall import Recall
+from langgraph_mongo_saver.values import Sealer
+from tests.building import checkpoint, config
+from tests.pure.driving import Driven, drive, settings
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+NO_SUCH_STAGE = OperationFailure("Unrecognized pipeline stage name: '$graphLookup'", 40324)
+LINEAGE, SCAN = "checkpoints.aggregate", "checkpoints.find"
+WRITES, BLOBS, VALUES = "writes.find", "blobs.find", "checkpoints.find"
+
+
+def planner(**options: Any) -> Planner:
+    return Planner(settings(**options), Sealer(JsonPlusSerializer()), Recall(threading.Lock), lambda: NOW)
+
+
+def put(id: str, parent: str | None = None, **values: Any) -> Driven:
+    made = checkpoint(values, id=id)
+    plan = planner().put(config(checkpoint_id=parent), made, {"source": "loop", "step": 1}, made["channel_versions"])
+    large = any(len(value) > 300_000 for value in values.values())
+    # A parent that is not stored; blobs, if there are any; the checkpoint.
+    return drive(plan, *([[]] if parent else []), *([{}] if large else []), {})
+
+
+def light(id: str, parent: str | None = None, **values: Any) -> dict[str, Any]:
+    """A checkpoint's document as a walk fetches it."""
+    document = put(id, parent, **values).requests[-1].args[0]
+    return {**document, "values": [{k: v for k, v in each.items() if k != "data"} for each in document["values"]]}
+
+
+def written(checkpoint_id: str, task_id: str, *writes: tuple[str, Any], task_path: str = "") -> dict[str, Any]:
+    run = drive(planner().put_writes(config(checkpoint_id=checkpoint_id), list(writes), task_id, task_path), {})
+    return run.requests[-1].args[0]
+
+
+def history(replies: list[Any], plan: Planner | None = None, *channels: str) -> Driven:
+    asked = delta_channel_history(plan or planner(dialect="basic"), config(checkpoint_id="3"), channels or ["log"])
+    return drive(asked, *replies)
+
+
+PATH = [light("3", "2"), light("2", "1", log=["seed"]), light("1")]
+
+
+def test_an_embedded_seed_is_fetched_with_its_checkpoint_alone() -> None:
+    rows = [{"checkpoint_id": "2", "values": put("2", log=["seed"]).requests[-1].args[0]["values"]}]
+    run = history([PATH, [written("2", "t", ("log", 1))], rows])
+    assert run.calls == [SCAN, WRITES, VALUES]
+    assert run.requests[-1].args[0]["checkpoint_id"] == {"$in": ["2"]}
+    assert run.result == {"log": {"writes": [("t", "log", 1)], "seed": ["seed"]}}
+
+
+def test_a_large_seed_is_fetched_by_its_name() -> None:
+    seed = "x" * 300_001
+    blobs = [each for r in put("2", log=seed).requests if r.part == "blobs" for each in r.args[0]]
+    run = history([[PATH[0], light("2", "1", log=seed)], [], blobs])
+    assert run.calls == [SCAN, WRITES, BLOBS]
+    assert run.result == {"log": {"writes": [], "seed": seed}}
+
+
+def test_without_a_seed_there_is_nothing_more_to_fetch() -> None:
+    run = history([[PATH[0], light("2", "1"), PATH[2]], []])
+    assert run.calls == [SCAN, WRITES]
+    assert run.result == {"log": {"writes": []}}
+
+
+def test_the_root_has_no_history() -> None:
+    run = history([[light("3")]])
+    assert run.calls == [SCAN]
+    assert run.result == {"log": {"writes": []}}
+
+
+def test_writes_come_by_checkpoint_and_then_by_task_in_whatever_order_they_are_found() -> None:
+    found = [
+        written("2", "b", ("log", "2b"), task_path="p"),
+        written("1", "c", ("log", "1c0"), ("rare", 0), ("log", "1c2"), task_path="q"),
+        written("2", "a", ("log", "2a"), task_path="p"),
+        written("2", "z", ("log", "2z"), task_path="o"),
+        written("1", "a", ("log", "1a"), task_path="r"),
+    ]
+    run = history([[PATH[0], light("2", "1"), PATH[2]], found])
+    assert [value for _, _, value in run.result["log"]["writes"]] == ["1c0", "1c2", "1a", "2z", "2a", "2b"]
+
+
+@pytest.mark.parametrize("rows", [[], [{"checkpoint_id": "2", "values": []}]], ids=["checkpoint", "value"])
+def test_a_seed_that_is_deleted_meanwhile_is_not_left_out(rows: list[Any]) -> None:
+    with pytest.raises(CorruptCheckpoint, match="Thread '1': the value of channel 'log' was deleted with checkpoint 2"):
+        history([PATH, [], rows])
+
+
+def test_a_large_seed_that_is_deleted_meanwhile_is_not_left_out() -> None:
+    with pytest.raises(CorruptCheckpoint):
+        history([[PATH[0], light("2", "1", log="x" * 300_001)], [], []])
+
+
+def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:
+    plan = planner()
+    with caplog.at_level(logging.WARNING):
+        first = history([NO_SUCH_STAGE, [light("3", "2"), light("2")], []], plan)
+        second = drive(delta_channel_keepset(plan, config(checkpoint_id="3"), ["log"]), [light("3", "2"), light("2")])
+    assert (first.calls, second.calls) == ([LINEAGE, SCAN, WRITES], [SCAN])
+    assert second.result == {"2", "3"}
+    (record,) = caplog.records
+    assert "$graphLookup (code 40324)" in record.getMessage()
+
+
+def test_a_server_that_cannot_hop_on_is_scanned_from_the_start() -> None:
+    """Where the first request was answered, and a later one is not."""
+    rows = [{"own": {**light("3", "2"), "segment": "3"}, "nodes": []}]
+    run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], []], planner())
+    assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES]
+    assert run.result == {"log": {"writes": []}}
+
+
+def test_other_errors_are_not_taken_for_a_server_that_cannot_hop() -> None:
+    plan = planner()
+    with pytest.raises(OperationFailure, match="not authorized"):
+        history([OperationFailure("not authorized", 13)], plan)
+    assert not plan.recall.scans

@@ -1,0 +1,233 @@
+"""The walk along the ancestors, fed by hand: whatever is fetched with them, the parents' ids alone decide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langgraph_mongo_saver import lineage
+from langgraph_mongo_saver.address import Address
+from langgraph_mongo_saver.lineage import Fetch, Lineage, Node, by_scan, by_segments, walk
+from langgraph_mongo_saver.pipelines import Request
+from tests.pure.driving import drive
+
+CHANNELS = ("d", "e", "f.$x")
+Forest = dict[str, dict[str, Any]]
+
+
+def document(id_: str, parent: str | None = None, *channels: str, **fields: Any) -> dict[str, Any]:
+    # That a channel has an entry is what counts, not what is in it.
+    return {
+        "checkpoint_id": id_,
+        "parent_checkpoint_id": parent,
+        "values": [{"channel": channel, "type": "null"} for channel in channels],
+        **fields,
+    }
+
+
+def nodes_of(*documents: dict[str, Any]) -> dict[str, Node]:
+    return {each["checkpoint_id"]: Node.of(each) for each in documents}
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Forest:
+    """Checkpoints of one namespace: forks, cycles, parents that are not stored, ids in any order."""
+    names = draw(st.permutations([f"{n:02}" for n in range(draw(st.integers(1, 16)))]))
+    found: Forest = {}
+    for number, name in enumerate(names):
+        before = names[:number][-1:] or [None]
+        parent = draw(st.sampled_from([*before * 6, None, "missing", *names]))
+        found[name] = document(
+            name, parent, *draw(st.sets(st.sampled_from(CHANNELS), max_size=draw(st.integers(0, 1))))
+        )
+    return found
+
+
+def expected(forest: Forest, id_: str, channels: Sequence[str], from_target: bool) -> dict[str, Any]:
+    """The same walk, one checkpoint after another."""
+    holds = {name: {value["channel"] for value in each["values"]} for name, each in forest.items()}
+    left = [channel for channel in channels if not (from_target and channel in holds[id_])]
+    path: list[str] = []
+    ends: dict[str, int] = {}
+    following = forest[id_]["parent_checkpoint_id"]
+    while set(left) - ends.keys() and following in forest and following not in (id_, *path):
+        ends |= {channel: len(path) for channel in left if channel in holds[following] and channel not in ends}
+        path.append(following)
+        following = forest[following]["parent_checkpoint_id"]
+    lost = bool(set(left) - ends.keys()) and following is not None and following not in forest
+    return {"path": path, "ends": ends, "missing": following if lost else None}
+
+
+def found(result: Lineage) -> dict[str, Any]:
+    return {"path": [node.checkpoint_id for node in result.path], "ends": result.ends, "missing": result.missing}
+
+
+def fetching(forest: Forest, more: Sequence[set[str]], asked: list[str]) -> Fetch:
+    """Fetches what is asked for, and with it each time whatever `more` says."""
+    guesses = iter(more)
+
+    def fetch(address: Address, first: bool) -> Generator[Request, Any, list[dict[str, Any]]]:
+        yield from ()
+        assert first == (not asked)
+        asked.append(address.key["checkpoint_id"])
+        own = forest.get(asked[-1])
+        others = [forest[name] for name in sorted(next(guesses, ())) if name in forest and name != asked[-1]]
+        return [own, *others] if own else []
+
+    return fetch
+
+
+TARGETS = st.integers(0, 15)
+
+
+@given(
+    forests(),
+    TARGETS,
+    st.lists(st.sampled_from([*CHANNELS, "never"]), max_size=4),
+    st.booleans(),
+    st.lists(st.sets(st.sampled_from([f"{n:02}" for n in range(16)])), max_size=6),
+)
+def test_the_walk_ends_where_one_step_after_another_ends(
+    forest: Forest, pick: int, channels: list[str], from_target: bool, more: list[set[str]]
+) -> None:
+    id_ = sorted(forest)[pick % len(forest)]
+    asked: list[str] = []
+    fetch = fetching(forest, more, asked)
+    result = drive(walk(Address("1", "", id_), channels, fetch, from_target=from_target)).result
+    assert result.target == Node.of(forest[id_])
+    assert found(result) == expected(forest, id_, channels, from_target)
+    assert Counter(asked).most_common(1)[0][1] == 1
+    assert set(asked) - {id_, result.missing} <= set(found(result)["path"])
+    for channel in set(channels) & set(result.channels):
+        end = result.ends.get(channel, len(result.path))
+        assert list(result.ancestors_of(channel)) == result.path[: end + 1]
+
+
+def test_no_such_checkpoint_is_no_walk() -> None:
+    assert drive(walk(Address("1", "", "9"), ["d"], fetching({}, [], []))).result is None
+
+
+def test_without_channels_nothing_but_the_target_is_asked_for() -> None:
+    asked: list[str] = []
+    result = drive(walk(Address("1", "", "2"), [], fetching({"2": document("2", "1")}, [], asked))).result
+    assert (result.path, result.missing, asked) == ([], None, ["2"])
+
+
+def test_a_channel_at_the_target_ends_the_walk_only_where_it_counts() -> None:
+    forest = {"1": document("1", None, "d"), "2": document("2", "1", "d")}
+    address = Address("1", "", "2")
+    beyond = drive(walk(address, ["d"], fetching(forest, [], []))).result
+    here = drive(walk(address, ["d"], fetching(forest, [], []), from_target=True)).result
+    assert (found(beyond)["path"], beyond.ends) == (["1"], {"d": 0})
+    assert (here.path, here.channels, here.ends) == ([], [], {})
+
+
+def test_advance_goes_on_from_where_it_stopped() -> None:
+    begun = Lineage(Node.of(document("4", "3")), ["d", "e"])
+    assert begun.advance(nodes_of(document("9", None, "e"))) == "3"
+    assert begun.path == []
+    assert begun.advance(nodes_of(document("3", "2", "d"))) == "2"
+    assert begun.ends == {"d": 0}
+    # The nearest value counts, also where an older one is fetched later.
+    assert begun.advance(nodes_of(document("2", "1"), document("1", "0", "d", "e"))) is None
+    assert begun.ends == {"d": 0, "e": 2}
+    assert found(begun)["path"] == ["3", "2", "1"]
+    assert begun.advance({}) is None
+
+
+@pytest.mark.parametrize("parents", [{"1": "1"}, {"1": "2", "2": "1"}, {"1": "2", "2": "3", "3": "2"}])
+def test_a_cycle_ends_the_walk_like_a_root(parents: dict[str, str]) -> None:
+    nodes = nodes_of(*(document(id_, parent) for id_, parent in parents.items()))
+    begun = Lineage(nodes["1"], ["d"])
+    assert begun.advance(nodes) is None
+    assert found(begun) == {"path": sorted(parents.keys() - {"1"}), "ends": {}, "missing": None}
+
+
+# --- how it is fetched ---------------------------------------------------------------------------------------------
+
+
+def columns(*documents: dict[str, Any]) -> dict[str, Any]:
+    names = {"ids": "checkpoint_id", "parents": "parent_checkpoint_id", "values": "values"}
+    return {column: [each[name] for each in documents] for column, name in names.items()}
+
+
+def test_rows_of_segments_are_the_checkpoint_and_all_their_nodes() -> None:
+    own, fetch = document("4", "3", segment="3"), by_segments("c", ["d"])
+    before = [document("3", "2", "d"), document("1"), document("2", "1")]
+    rows = [{"own": own, "nodes": [columns(before[0])]}, {"own": own, "nodes": [columns(*before[1:])]}]
+    assert drive(fetch(Address("1", "", "4"), True), rows).result == [own, *before]
+    assert drive(fetch(Address("1", "", "4"), True), [{"own": own, "nodes": []}]).result == [own]
+    assert drive(fetch(Address("1", "", "4"), True), []).result == []
+
+
+def test_the_first_request_hops_less_far_than_the_later_ones() -> None:
+    """A history that ends at a near snapshot does not fetch the rest of the thread."""
+    hops = []
+    for first in (True, False):
+        (request,) = drive(by_segments("c", [])(Address("1", "", "4"), first), []).requests
+        (stage,) = (each["$graphLookup"] for each in request.args[0] if "$graphLookup" in each)
+        hops.append(stage["maxDepth"])
+    assert 0 < hops[0] < hops[1]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_checkpoint_without_a_segment_is_scanned_for(first: bool) -> None:
+    """The one that was found, also where the latest was asked for and a later one has come since."""
+    address = Address("1", "", None if first else "4")
+    scanned = [document("4", "3"), document("3")]
+    run = drive(by_segments("c", ["d"])(address, first), [{"own": document("4", "3"), "nodes": []}], scanned)
+    assert run.calls == ["checkpoints.aggregate", "checkpoints.find"]
+    assert run.requests[1].args[0]["checkpoint_id"] == {"$lte": "4"}
+    assert run.result == scanned
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_scan_that_begins_with_another_checkpoint_has_not_found_the_one_asked_for(first: bool) -> None:
+    assert drive(by_scan(Address("1", "", "4"), first), [document("3")]).result == []
+    assert drive(by_scan(Address("1", "", "4"), first), []).result == []
+
+
+def test_a_scan_from_the_latest_begins_with_any() -> None:
+    rows = [document("3", "2"), document("2")]
+    assert drive(by_scan(Address("1", ""), True), rows).result == rows
+
+
+def scan(forest: Forest, plan: Generator[Request, Any, Any]) -> tuple[Lineage, Counter[str], int]:
+    """Answer the scans of a plan as a server does; how often each document was read, and in how many requests."""
+    read: Counter[str] = Counter()
+    reply, requests = None, 0
+    while True:
+        try:
+            request = plan.send(reply)
+        except StopIteration as done:
+            return done.value, read, requests
+        requests += 1
+        most = request.args[0].get("checkpoint_id", {}).get("$lte", "~")
+        names = sorted((name for name in forest if name <= most), reverse=True)[: request.kwargs["limit"]]
+        read.update(names)
+        reply = [forest[name] for name in names]
+
+
+@given(forests(), TARGETS, st.integers(1, 5))
+def test_a_scan_finds_the_same_and_asks_for_each_ancestor_once_at_most(forest: Forest, pick: int, size: int) -> None:
+    id_ = sorted(forest)[pick % len(forest)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lineage, "_SCANNED", size)
+        result, read, requests = scan(forest, walk(Address("1", "", id_), ["d", "never"], by_scan))
+    assert found(result) == expected(forest, id_, ["d", "never"], False)
+    assert requests <= 1 + len(result.path) + (result.missing is not None)
+    assert max(read.values()) <= requests
+
+
+def test_a_scan_in_the_order_of_time_reads_every_checkpoint_once() -> None:
+    names = [f"{number:04}" for number in range(1000)]
+    forest = {name: document(name, parent) for name, parent in zip(names, [None, *names], strict=False)}
+    result, read, requests = scan(forest, walk(Address("1", ""), ["d"], by_scan))
+    assert [node.checkpoint_id for node in result.path] == names[-2::-1]
+    assert set(read.values()) == {1}
+    assert requests == 4
