@@ -24,9 +24,10 @@ from langgraph_mongo_saver.values import part_keys, unpack
 
 logger = logging.getLogger(__name__)
 
-# What servers say that lack $graphLookup or $lookup with a pipeline: unrecognized stage, not supported,
-# not implemented, and FailedToParse for the combination of localField and pipeline (before MongoDB 5.0).
-_NO_SUCH_STAGE = frozenset({9, 115, 238, 303, 304, 40324})
+# What servers say that lack $graphLookup or $lookup with a pipeline: unrecognized stage, not supported, not
+# implemented, FailedToParse for localField beside a pipeline (before MongoDB 5.0), and an internal error of SecantusDB
+# 0.7, which does not walk over documents whose _id is a document.
+_NO_SUCH_STAGE = frozenset({1, 9, 115, 238, 303, 304, 40324})
 
 
 def delta_channel_history(

@@ -252,8 +252,8 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
     ) -> Removed:
         """Delete old checkpoints of threads, with all that only they need.
 
-        What stays can be read as before: ancestors that hold the history of a delta channel stay too. A checkpoint
-        that stays without its parent has none any more. The namespace of a finished subgraph call goes with the root
+        What is kept can be read as before: the ancestors that hold the history of its delta channels stay too, for
+        that purpose alone. A checkpoint that stays without its parent has none any more. The namespace of a finished subgraph call goes with the root
         checkpoint that it started from. It can be interrupted and repeated at any time, and runs may append meanwhile.
 
         Args:
