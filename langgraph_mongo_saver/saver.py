@@ -253,8 +253,9 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
         """Delete old checkpoints of threads, with all that only they need.
 
         What is kept can be read as before: the ancestors that hold the history of its delta channels stay too, for
-        that purpose alone. A checkpoint that stays without its parent has none any more. The namespace of a finished subgraph call goes with the root
-        checkpoint that it started from. It can be interrupted and repeated at any time, and runs may append meanwhile.
+        that purpose alone. A checkpoint that stays without its parent has none any more. The namespace of a finished
+        subgraph call goes with the root checkpoint that it started from. It can be interrupted and repeated at any
+        time, and runs may append meanwhile.
 
         Args:
             thread_ids: the threads; those that do not exist are nothing to do.

@@ -68,11 +68,19 @@ def test_the_newest_have_the_greatest_ids(forest: Forest, number: int) -> None:
     assert all(other < each for each in found for other in forest.keys() - found)
 
 
-@given(forests(cycles=True), st.sets(NUMBERS, max_size=5), st.sets(st.sampled_from(CHANNELS)))
-def test_what_the_chosen_need_stays_and_nothing_else(forest: Forest, picks: set[int], channels: set[str]) -> None:
-    chosen = some(forest, picks)
-    needed = {id_ for each in chosen for channel in channels for id_ in walked(forest, each, channel)}
-    assert with_ancestors(forest, dict.fromkeys(chosen, channels)) == chosen | needed
+NEEDS = st.dictionaries(NUMBERS, st.sets(st.sampled_from(CHANNELS)), max_size=5)
+
+
+def needed(forest: Forest, drawn: dict[int, set[str]]) -> dict[str, set[str]]:
+    names = sorted(forest)
+    return {names[pick % len(names)]: channels for pick, channels in drawn.items()}
+
+
+@given(forests(cycles=True), NEEDS)
+def test_what_each_chosen_one_needs_stays_and_nothing_else(forest: Forest, drawn: dict[int, set[str]]) -> None:
+    needs = needed(forest, drawn)
+    before = {id_ for each, channels in needs.items() for channel in channels for id_ in walked(forest, each, channel)}
+    assert with_ancestors(forest, needs) == needs.keys() | before
 
 
 @given(forests(), st.sets(NUMBERS, max_size=5), st.sampled_from(CHANNELS))
@@ -146,11 +154,9 @@ def dangling(parents: Mapping[str, str | None]) -> set[str]:
     return {id_ for id_, parent in parents.items() if parent is not None and parent not in parents}
 
 
-@given(forests(), st.sets(NUMBERS, min_size=1, max_size=5), st.sets(st.sampled_from(CHANNELS)))
-def test_wherever_a_removal_is_cut_short_no_parent_is_missing(
-    forest: Forest, picks: set[int], channels: set[str]
-) -> None:
-    kept = with_ancestors(forest, dict.fromkeys(some(forest, picks), channels))
+@given(forests(), NEEDS)
+def test_wherever_a_removal_is_cut_short_no_parent_is_missing(forest: Forest, drawn: dict[int, set[str]]) -> None:
+    kept = with_ancestors(forest, needed(forest, drawn))
     found = removal(forest, kept)
     left = {id_: each.parent_id for id_, each in forest.items()}
     before = dangling(left)
