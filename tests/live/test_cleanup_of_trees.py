@@ -1,0 +1,113 @@
+"""Whatever the tree of checkpoints, what cleaning up leaves is read as before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from langgraph_mongo_saver import MongoDBSaver, Removed
+from tests.servers import Server
+from tests.trees import TREES, Node, Tree, counts, state, unused_and_missing_blobs
+
+# Of a server that waits for its disk, no example may be called slow.
+bounded = settings(
+    max_examples=15,
+    phases=[Phase.generate],
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+NOW = timedelta(0)
+THREADS = (f"thread {number}" for number in itertools.count())
+
+
+@pytest.fixture(params=["mongodb", "basic"])
+def trees_saver(request: pytest.FixtureRequest, server: Server, db_name: str) -> Iterator[MongoDBSaver]:
+    with MongoDBSaver.from_conn_string(server.uri, db_name, dialect=request.param) as saver:
+        yield saver
+
+
+def states(saver: Any, nodes: list[Node]) -> list[Any]:
+    return [state(saver, node.place) for node in nodes]
+
+
+def ids(saver: Any, thread_id: str) -> set[tuple[str, str]]:
+    found = (loaded.config["configurable"] for loaded in saver.list({"configurable": {"thread_id": thread_id}}))
+    return {(place["checkpoint_ns"], place["checkpoint_id"]) for place in found}
+
+
+def difference(before: tuple[int, ...], after: tuple[int, ...]) -> Removed:
+    return Removed(*(b - a for b, a in zip(before, after, strict=True)))
+
+
+def assert_parents_are_there(saver: Any, thread_id: str) -> None:
+    stored = ids(saver, thread_id)
+    for loaded in saver.list({"configurable": {"thread_id": thread_id}}):
+        if loaded.parent_config:
+            place = loaded.parent_config["configurable"]
+            assert (place["checkpoint_ns"], place["checkpoint_id"]) in stored
+
+
+def clean(saver: MongoDBSaver, database: Any, thread_id: str, method: str, *args: Any, **options: Any) -> None:
+    """Clean up; told and done are the same, nothing is left over, and a second time nothing is to do."""
+    before = counts(database, thread_id)
+    told = getattr(saver, method)(*args, **options, dry_run=True)
+    assert counts(database, thread_id) == before
+    assert getattr(saver, method)(*args, **options) == told
+    assert difference(before, counts(database, thread_id)) == told
+    assert unused_and_missing_blobs(database, thread_id) == (0, 0)
+    assert_parents_are_there(saver, thread_id)
+    assert getattr(saver, method)(*args, **options) == Removed()
+
+
+@bounded
+@given(drawn=TREES, keep_last=st.integers(1, 4))
+def test_prune(trees_saver: MongoDBSaver, mongo: Any, db_name: str, drawn: Any, keep_last: int) -> None:
+    tree = Tree(trees_saver, next(THREADS), drawn)
+    chosen = [node for nodes in tree.nodes.values() for node in nodes[-keep_last:]]
+    before = states(trees_saver, chosen)
+    options = {"keep_last": keep_last, "grace": NOW}
+    clean(trees_saver, mongo[db_name], tree.thread_id, "prune", [tree.thread_id], **options)
+    assert states(trees_saver, chosen) == before
+    with_deltas = any(
+        kind == "made up" or channel in node.counters
+        for node, seen in zip(chosen, before, strict=True)
+        for channel, (kind, _) in seen.items()
+    )
+    if not with_deltas and not tree.marked:
+        assert len(ids(trees_saver, tree.thread_id)) == len(chosen)
+
+
+@bounded
+@given(drawn=TREES, runs=st.sets(st.sampled_from(["r0", "r1", "r2"]), min_size=1))
+def test_delete_for_runs(trees_saver: MongoDBSaver, mongo: Any, db_name: str, drawn: Any, runs: set[str]) -> None:
+    tree = Tree(trees_saver, next(THREADS), drawn)
+    staying = [node for node in tree.all() if node.run not in runs]
+    before = states(trees_saver, staying)
+    query = {"thread_id": {"$ne": tree.thread_id}}
+    for collection in ("checkpoints", "checkpoint_writes", "checkpoint_blobs"):
+        mongo[db_name][collection].delete_many(query)  # its runs have checkpoints in other examples, too
+    clean(trees_saver, mongo[db_name], tree.thread_id, "delete_for_runs", sorted(runs), grace=NOW)
+    assert states(trees_saver, staying) == before
+
+
+@bounded
+@given(drawn=TREES, keep_last=st.integers(1, 3))
+def test_copy_thread(trees_saver: MongoDBSaver, mongo: Any, db_name: str, drawn: Any, keep_last: int) -> None:
+    tree, copy = Tree(trees_saver, next(THREADS), drawn), next(THREADS)
+    before = states(trees_saver, tree.all())
+    trees_saver.copy_thread(tree.thread_id, copy)
+    assert counts(mongo[db_name], copy) == counts(mongo[db_name], tree.thread_id)
+    trees_saver.delete_thread(tree.thread_id)
+    for node in tree.all():
+        node.place["configurable"]["thread_id"] = copy
+    assert states(trees_saver, tree.all()) == before
+    chosen = [node for nodes in tree.nodes.values() for node in nodes[-keep_last:]]
+    before = states(trees_saver, chosen)
+    clean(trees_saver, mongo[db_name], copy, "prune", [copy], keep_last=keep_last, grace=NOW)
+    assert states(trees_saver, chosen) == before
