@@ -78,11 +78,12 @@ def checkpoint(address: Address) -> Request:
 
 
 def known_of(address: Address) -> Request:
-    """What a checkpoint hands on to the next: its versions and values."""
+    """What a checkpoint hands on to the next: its versions, values and place."""
+    names = ("layout", "skeleton", "values", "segment", "seq", "active_at")
     return _find(
         "checkpoints",
         address.key,
-        projection={"layout": 1, "skeleton": 1, "values": 1, "segment": 1, "seq": 1},
+        projection=dict.fromkeys(names, 1),
         limit=1,
     )
 

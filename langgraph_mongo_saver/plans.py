@@ -231,18 +231,21 @@ class Planner:
         return self._put(draft, address, parent)
 
     def _remembered(self, address: Address) -> Known | None:
-        ttl, thread_id = self.settings.ttl, address.thread_id
-        if ttl is not None:
-            active_at = self.recall.active.get(thread_id)
-            if active_at is None or self.clock() >= active_at + timedelta(seconds=ttl):
-                self.recall.forget_thread(thread_id)  # it may have expired meanwhile, and its values with it
+        if self._expired(self.recall.active.get(address.thread_id)):
+            self.recall.forget_thread(address.thread_id)
         return self.recall.checkpoints.get(address) if address.checkpoint_id else None
+
+    def _expired(self, active_at: datetime | None) -> bool:
+        # What has expired may go at any moment, and its values before it.
+        ttl = self.settings.ttl
+        return ttl is not None and (active_at is None or self.clock() >= active_at + timedelta(seconds=ttl))
 
     def _put(self, draft: CheckpointDraft, parent_address: Address, parent: Known | None) -> Plan[RunnableConfig]:
         if draft.asks_parent(parent):
             rows = yield pipelines.known_of(parent_address)
-            # Of another saver's document nothing is taken over.
-            parent = known_with_values(self.sealer, rows[0]) if rows and has_layout(rows[0]) else None
+            # Of another saver's document nothing is taken over, nor of one that has expired.
+            there = bool(rows) and has_layout(rows[0]) and not self._expired(rows[0].get("active_at", self.clock()))
+            parent = known_with_values(self.sealer, rows[0]) if there else None
         new = draft.finish(parent)
         active_at = yield from self.note_activity(new.address.thread_id)
         yield from self.store_blobs(new.blobs, active_at)
