@@ -95,12 +95,8 @@ def _native_container(value: Any, depth: int) -> Any:
     # Sorted, since BSON documents are equal only if their keys come in the same order.
     return {
         name: native(item, depth + 1)
-        for name, item in sorted(((field(k), v) for k, v in _items(value)), key=itemgetter(0))
+        for name, item in sorted(((field(k), v) for k, v in value.items()), key=itemgetter(0))
     }
-
-
-def _items(value: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return list(value.items())
 
 
 def _native_object(value: Any) -> Any:
