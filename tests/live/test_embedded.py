@@ -129,8 +129,8 @@ with embedded_server(sys.argv[2] or None, server="mongod") as uri, MongoClient(u
     if sys.argv[1] == "fork" and os.fork() == 0:
         time.sleep(30)  # holds every pipe of its parent open
         os._exit(0)
-    print(status["pid"], options["parsed"]["storage"]["dbPath"], flush=True)
     try:
+        print(status["pid"], options["parsed"]["storage"]["dbPath"], flush=True)  # Ctrl-C may follow at once
         time.sleep(30)
     except KeyboardInterrupt:
         print("ping", client.admin.command("ping")["ok"], flush=True)
