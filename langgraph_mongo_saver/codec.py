@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import Any, cast
 
 import bson
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     ChannelVersions,
@@ -43,7 +42,7 @@ SEGMENT = 256
 """Checkpoints of a segment, a run on one branch that `lineage` takes in one hop."""
 
 # writes_sort_key of langgraph.checkpoint.base, without a call a write.
-_ORDER = itemgetter(0, 1, 2)
+_ORDER = itemgetter(0, 1, 2, 3)
 
 Document = dict[str, Any]
 
@@ -256,11 +255,8 @@ def _place(document: Document) -> tuple[str, int] | None:
 
 def skeleton_of(sealer: Sealer, document: Document) -> dict[str, Any]:
     """A stored checkpoint without its values."""
-    return cast(dict[str, Any], sealer.open(**_sealed(document["skeleton"])))
-
-
-def _sealed(packed: Packed) -> dict[str, Any]:
-    return {"type_": packed["type"], "data": packed["data"]}
+    packed = document["skeleton"]
+    return cast(dict[str, Any], sealer.open(packed["type"], packed["data"]))
 
 
 def has_layout(document: Document) -> bool:
@@ -284,8 +280,8 @@ def check_layout(document: Document) -> None:
 
 def checkpoint_tuple(
     sealer: Sealer, document: Document, writes: Iterable[Document], parts: BlobParts
-) -> tuple[CheckpointTuple, Known]:
-    """A stored checkpoint as LangGraph reads it, and what to remember of it.
+) -> CheckpointTuple:
+    """A stored checkpoint as LangGraph reads it.
 
     Args:
         sealer: deserializes values.
@@ -299,25 +295,27 @@ def checkpoint_tuple(
     """
     check_layout(document)
     address = Address(document["thread_id"], document["checkpoint_ns"], document["checkpoint_id"])
-    skeleton = skeleton_of(sealer, document)
     values = {e["channel"]: unpack(sealer, address.thread_id, e, parts) for e in document["values"]}
-    parent: RunnableConfig | None = None
-    if document.get("parent_checkpoint_id"):
-        parent = address.at(document["parent_checkpoint_id"]).to_config()
-    loaded = CheckpointTuple(
+    parent_id = document.get("parent_checkpoint_id")
+    return CheckpointTuple(
         config=address.to_config(),
-        checkpoint=cast(Checkpoint, {**skeleton, "channel_values": values}),
+        checkpoint=cast(Checkpoint, {**skeleton_of(sealer, document), "channel_values": values}),
         metadata=exact_metadata(sealer, document),
-        parent_config=parent,
+        parent_config=address.at(parent_id).to_config() if parent_id else None,
         pending_writes=pending_writes(sealer, address.thread_id, writes, parts),
     )
-    known = _known(skeleton.get("channel_versions", {}), document["values"])
-    return loaded, replace(known, place=_place(document))
+
+
+def known_of(document: Document, loaded: CheckpointTuple) -> Known:
+    """What to remember of a checkpoint that was loaded from this document."""
+    known = _known(loaded.checkpoint.get("channel_versions", {}), document["values"])
+    return replace(known, place=_place(document))
 
 
 def exact_metadata(sealer: Sealer, document: Document) -> CheckpointMetadata:
     """The metadata of a stored checkpoint, with its types."""
-    return cast(CheckpointMetadata, sealer.open(**_sealed(document["exact_metadata"])))
+    packed = document["exact_metadata"]
+    return cast(CheckpointMetadata, sealer.open(packed["type"], packed["data"]))
 
 
 def writes_document(
@@ -367,11 +365,29 @@ def pending_writes(
     sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts
 ) -> list[PendingWrite]:
     """Stored writes in the order in which LangGraph applies them: `writes_sort_key`, by task path, task id and idx."""
-    found: list[tuple[str, str, int, Packed]] = []
+    return [write for _, write in ranked_writes(sealer, thread_id, documents, parts, {})]
+
+
+def ranked_writes(
+    sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts, ranks: Mapping[str, int]
+) -> list[tuple[int, PendingWrite]]:
+    """The writes of several checkpoints in the order of these, and within one as by `pending_writes`.
+
+    Args:
+        sealer: deserializes values.
+        thread_id: their thread.
+        documents: the documents of the writes.
+        parts: the blob parts that they refer to.
+        ranks: the place of each checkpoint in the order, by its id.
+    """
+    found: list[tuple[int, str, str, int, Packed]] = []
     for document in documents:
         check_layout(document)
-        task_id, task_path = document["task_id"], document["task_path"]
+        rank, task_id, task_path = ranks.get(document["checkpoint_id"], 0), document["task_id"], document["task_path"]
         for write in document["writes"]:
-            found.append((write.get("task_path", task_path), task_id, write["idx"], write))
+            found.append((rank, write.get("task_path", task_path), task_id, write["idx"], write))
     found.sort(key=_ORDER)
-    return [(task_id, write["channel"], unpack(sealer, thread_id, write, parts)) for _, task_id, _, write in found]
+    return [
+        (rank, (task_id, write["channel"], unpack(sealer, thread_id, write, parts)))
+        for rank, _, task_id, _, write in found
+    ]

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import DeltaChannelHistory, PendingWrite
+from langgraph.checkpoint.base import DeltaChannelHistory
 from pymongo.errors import OperationFailure
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address, read_address
-from langgraph_mongo_saver.codec import Document, pending_writes
+from langgraph_mongo_saver.codec import Document, ranked_writes
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
 from langgraph_mongo_saver.plans import Plan, Planner
@@ -94,29 +94,21 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
     lineage = yield from ancestors(planner, address, channels)
     if lineage is None or not lineage.path:
         return {channel: {"writes": []} for channel in channels}
-    ids = [node.checkpoint_id for node in lineage.path]
-    documents: list[Document] = yield pipelines.writes_to(address, ids, channels)
+    documents: list[Document] = yield pipelines.writes_to(address, list(lineage.runs()), channels)
     seeds = yield from _seeds(lineage, address)
+    oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
+    # The ranges may hold the writes of other branches too.
+    documents = [document for document in documents if document["checkpoint_id"] in oldest_first]
     packed = [*(write for document in documents for write in document["writes"]), *seeds.values()]
     parts = yield from planner.fetch_blobs(set(part_keys(address.thread_id, packed)))
-    by_checkpoint: dict[str, list[Document]] = {}
-    for document in documents:
-        by_checkpoint.setdefault(document["checkpoint_id"], []).append(document)
-    writes = {
-        checkpoint_id: pending_writes(planner.sealer, address.thread_id, found, parts)
-        for checkpoint_id, found in by_checkpoint.items()
-    }
-    result: dict[str, DeltaChannelHistory] = {}
-    for channel in channels:
-        result[channel] = {"writes": _writes(lineage, channel, writes)}
-        if channel in seeds:
-            result[channel]["seed"] = unpack(planner.sealer, address.thread_id, seeds[channel], parts)
+    result: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
+    first = {channel: len(oldest_first) - 1 - end for channel, end in lineage.ends.items()}
+    for rank, write in ranked_writes(planner.sealer, address.thread_id, documents, parts, oldest_first):
+        if write[1] in result and rank >= first.get(write[1], 0):
+            result[write[1]]["writes"].append(write)
+    for channel, seed in seeds.items():
+        result[channel]["seed"] = unpack(planner.sealer, address.thread_id, seed, parts)
     return result
-
-
-def _writes(lineage: Lineage, channel: str, writes: Mapping[str, Sequence[PendingWrite]]) -> list[PendingWrite]:
-    oldest_first = reversed(lineage.ancestors_of(channel))
-    return [write for node in oldest_first for write in writes.get(node.checkpoint_id, ()) if write[1] == channel]
 
 
 def _seeds(lineage: Lineage, address: Address) -> Plan[dict[str, Mapping[str, Any]]]:

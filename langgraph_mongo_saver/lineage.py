@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address
@@ -25,25 +26,27 @@ _LATER_HOPS = 15
 _SCANNED = 256
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A checkpoint without its weight.
 
     Attributes:
         checkpoint_id: its id.
         parent_id: its parent's id, if it has one.
         values: the entry of each channel that holds a value here, without embedded data.
+        segment: its segment, if it has one.
     """
 
     checkpoint_id: str
     parent_id: str | None
     values: Mapping[str, Mapping[str, Any]]
+    segment: str | None = None
 
     @classmethod
     def of(cls, document: Document) -> Node:
         """Read a document, projected or whole."""
         entries = {entry["channel"]: entry for entry in document.get("values", ())}
-        return cls(document["checkpoint_id"], document.get("parent_checkpoint_id"), entries)
+        parent_id, segment = document.get("parent_checkpoint_id"), document.get("segment")
+        return cls(document["checkpoint_id"], parent_id, entries, segment)
 
 
 @dataclass
@@ -87,9 +90,14 @@ class Lineage:
         """The ancestors whose writes make up a channel, newest first, the one that holds its value included."""
         return self.path[: self.ends[channel] + 1] if channel in self.ends else self.path
 
+    def runs(self) -> Iterator[list[str]]:
+        """The ids of the ancestors, those of a segment together; one without a segment stands alone."""
+        for _, run in groupby(self.path, lambda node: node.segment or node):
+            yield [node.checkpoint_id for node in run]
 
-Fetch = Callable[[Address, bool], Generator[Request, Any, list[Document]]]
-"""Fetches a checkpoint and guesses at its ancestors, as light documents; told whether it is the first request."""
+
+Fetch = Callable[[Address, bool], Generator[Request, Any, list[Node]]]
+"""Fetches a checkpoint and, after it, guesses at its ancestors; told whether it is the first request."""
 
 
 def walk(
@@ -106,43 +114,43 @@ def walk(
     Returns:
         The walk; None if there is no such checkpoint.
     """
-    documents = yield from fetch(address, True)
-    nodes = {document["checkpoint_id"]: Node.of(document) for document in documents}
-    if not documents:
+    fetched = yield from fetch(address, True)
+    if not fetched:
         return None
-    target = nodes[documents[0]["checkpoint_id"]]
+    target = fetched[0]
     wanted = [c for c in dict.fromkeys(channels) if not (from_target and c in target.values)]
     lineage = Lineage(target, wanted)
-    while (following := lineage.advance(nodes)) is not None:
-        documents = yield from fetch(address.at(following), False)
-        if not documents:
+    while (following := lineage.advance({node.checkpoint_id: node for node in fetched})) is not None:
+        fetched = yield from fetch(address.at(following), False)
+        if not fetched:
             lineage.missing = following
             break
-        nodes = {document["checkpoint_id"]: Node.of(document) for document in documents}
     return lineage
 
 
 def by_segments(collection: str, channels: Sequence[str]) -> Fetch:
     """Fetch along the segments; where a document has none, by a scan."""
 
-    def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
+    def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
         hops = _FIRST_HOPS if first else _LATER_HOPS
         rows: list[Document] = yield pipelines.lineage(address, collection, channels, hops)
         if rows and "segment" not in rows[0]["own"]:
             return (yield from by_scan(address.at(rows[0]["own"]["checkpoint_id"]), first))
-        return [rows[0]["own"], *_documents(rows)] if rows else []
+        return [Node.of(rows[0]["own"]), *_nodes(rows)] if rows else []
 
     return fetch
 
 
-def _documents(rows: Sequence[Document]) -> Iterator[Document]:
-    for columns in (columns for row in rows for columns in row["nodes"]):
-        for node in zip(columns["ids"], columns["parents"], columns["values"], strict=True):
-            yield dict(zip(("checkpoint_id", "parent_checkpoint_id", "values"), node, strict=True))
+def _nodes(rows: Sequence[Document]) -> Iterator[Node]:
+    for row in rows:
+        segment = row["span"]["segment"]
+        for columns in row["nodes"]:
+            for id_, parent_id, values in zip(columns["ids"], columns["parents"], columns["values"], strict=True):
+                yield Node(id_, parent_id, {entry["channel"]: entry for entry in values} if values else {}, segment)
 
 
-def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Document]]:
+def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
     """Fetch the checkpoints with smaller ids, of whatever branch: for servers without ``$graphLookup``."""
     documents: list[Document] = yield pipelines.older(address, _SCANNED)
     there = documents and address.checkpoint_id in (None, documents[0]["checkpoint_id"])
-    return documents if there else []
+    return [Node.of(document) for document in documents] if there else []

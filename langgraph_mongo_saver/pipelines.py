@@ -22,6 +22,9 @@ Part = Literal["checkpoints", "writes", "blobs", "database"]
 PARTS: tuple[Part, ...] = ("checkpoints", "writes", "blobs")
 """The collections, in the order in which a thread is deleted: what is left by a kill is then unreachable."""
 
+# A range is read faster than its ids, but each is planned like a query of its own.
+_MOST_RANGES = 32
+
 # One batch, however many documents: the server cuts it at 16 MB by itself.
 _ONE_BATCH = 2**31 - 1
 
@@ -48,6 +51,18 @@ class Request:
 def _find(part: Part, query: Document, **options: Any) -> Request:
     return Request(part, "find", (query,), {"batch_size": _ONE_BATCH, **options}, rows=True)
 
+
+# What is read of many documents at once. The server names fields faster than it leaves out others (1.5 ms against 2.5
+# for 200 documents), and what is not read takes the driver a third of its time.
+_READ = {
+    "_id": 0,
+    **dict.fromkeys(("layout", "thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id"), 1),
+    **dict.fromkeys(("skeleton", "exact_metadata", "values"), 1),
+}
+_READ_OF_WRITES = {
+    "_id": 0,
+    **dict.fromkeys(("layout", "thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path", "writes"), 1),
+}
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -126,8 +141,7 @@ def checkpoints_page(
     query.update(filter_query(filter))
     if after is not None:
         query["$or"] = _behind(after, [name for name, _ in sort[1:]])
-    # What a listing does not read takes the driver a third of its time.
-    return _find("checkpoints", query, projection={"_id": 0, "metadata": 0, "stored_at": 0}, sort=sort, limit=size)
+    return _find("checkpoints", query, projection=_READ, sort=sort, limit=size)
 
 
 def _behind(after: tuple[str, str, str], tied: Sequence[str]) -> list[Document]:
@@ -175,12 +189,15 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
     grew = {"$filter": {"input": "$openers.grew_from", "as": "from", "cond": {"$ifNull": ["$$from.segment", False]}}}
     spans = {"$concatArrays": [[{"segment": "$segment", "seq": "$seq"}], grew]}
     held = _without_data({"$filter": {"input": "$values", "as": "value", "cond": _in("$$value.channel", channels)}})
+    # Most checkpoints hold none of these; to find that out first saves a tenth of the whole.
+    none = {"$eq": [{"$setIntersection": [{"$literal": list(channels)}, "$values.channel"]}, []]}
+    held_by_members = {"$cond": [none, [], held]}
     own = {"checkpoint_id": "$checkpoint_id", "parent_checkpoint_id": "$parent_checkpoint_id", "segment": "$segment"}
     # Columns: a thousand documents of three fields take the driver three times as long.
     columns = {
         "ids": {"$push": "$checkpoint_id"},
         "parents": {"$push": {"$ifNull": ["$parent_checkpoint_id", None]}},
-        "values": {"$push": held},
+        "values": {"$push": held_by_members},
     }
     members = {
         "from": collection,
@@ -218,21 +235,37 @@ def older(address: Address, size: int) -> Request:
     return _find("checkpoints", query, projection=_NODE, sort=[("checkpoint_id", DESCENDING)], limit=size)
 
 
-def writes_of(addresses: Sequence[Address]) -> Request:
-    """The writes of several checkpoints."""
+def writes_of(addresses: Sequence[Address], *, gaps: bool = True) -> Request:
+    """The writes of several checkpoints.
+
+    Args:
+        addresses: the checkpoints.
+        gaps: whether there may be other checkpoints between them. Where there are none a range is read, also with what
+            else is in it: of a hundred checkpoints in half the time that the server takes for a hundred ids.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for address in addresses:
         groups.setdefault((address.thread_id, address.checkpoint_ns), []).append(address.key["checkpoint_id"])
     queries = [
-        {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": {"$in": ids}}
+        {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": {"$in": ids} if gaps else _range(ids)}
         for (thread_id, ns), ids in groups.items()
     ]
     query = queries[0] if len(queries) == 1 else {"$or": queries}
-    return _find("writes", query, projection={"_id": 0, "stored_at": 0})
+    return _find("writes", query, projection=_READ_OF_WRITES)
 
 
-def writes_to(address: Address, checkpoint_ids: Sequence[str], channels: Sequence[str]) -> Request:
-    """The writes to some channels that were made on these checkpoints of a namespace, and no others."""
+def _range(checkpoint_ids: Sequence[str]) -> Document:
+    return {"$gte": min(checkpoint_ids), "$lte": max(checkpoint_ids)}
+
+
+def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequence[str]) -> Request:
+    """The writes to some channels that were made in a namespace on runs of checkpoints.
+
+    Args:
+        address: the thread and the namespace.
+        runs: ids of checkpoints, those together that lie near each other: what is between them is read with them.
+        channels: the channels; no other writes are sent.
+    """
     chosen = {
         "$filter": {
             "input": "$writes",
@@ -240,10 +273,13 @@ def writes_to(address: Address, checkpoint_ids: Sequence[str], channels: Sequenc
             "cond": {"$in": ["$$write.channel", {"$literal": list(channels)}]},
         }
     }
-    names = ("thread_id", "checkpoint_id", "task_id", "task_path", "layout")
-    return _find(
-        "writes", some(address, checkpoint_ids), projection={"_id": 0, **dict.fromkeys(names, 1), "writes": chosen}
-    )
+    if len(runs) > _MOST_RANGES:
+        query = some(address, [checkpoint_id for ids in runs for checkpoint_id in ids])
+    else:
+        ranges = [{**_of(address.at(None)), "checkpoint_id": _range(ids)} for ids in runs]
+        query = ranges[0] if len(ranges) == 1 else {"$or": ranges}
+    names = ("checkpoint_id", "task_id", "task_path", "layout")
+    return _find("writes", query, projection={"_id": 0, **dict.fromkeys(names, 1), "writes": chosen})
 
 
 def values_of(address: Address, checkpoint_ids: Sequence[str]) -> Request:

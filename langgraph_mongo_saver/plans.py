@@ -35,6 +35,7 @@ from langgraph_mongo_saver.codec import (
     checkpoint_tuple,
     exact_metadata,
     has_layout,
+    known_of,
     known_with_values,
     writes_document,
 )
@@ -105,7 +106,9 @@ class Planner:
                 return None
             try:
                 parts = yield from self.fetch_blobs(_blob_keys([document], writes))
-                return self._loaded(document, writes, parts)
+                loaded = checkpoint_tuple(self.sealer, document, writes, parts)
+                self.recall.checkpoints.put(_address(document), known_of(document, loaded))
+                return loaded
             except CorruptCheckpoint:
                 # Its thread may have been deleted between the two reads; then it is gone, and nothing is corrupt.
                 again, _ = yield from self._document(address)
@@ -121,11 +124,6 @@ class Planner:
             return None, []
         writes = yield pipelines.writes_of([address.at(rows[0]["checkpoint_id"])])
         return rows[0], writes
-
-    def _loaded(self, document: Document, writes: Sequence[Document], parts: BlobParts) -> CheckpointTuple:
-        loaded, known = checkpoint_tuple(self.sealer, document, writes, parts)
-        self.recall.checkpoints.put(_address(document), known)
-        return loaded
 
     def fetch_blobs(self, keys: Collection[PartKey]) -> Plan[BlobParts]:
         """Fetch parts of blobs."""
@@ -174,7 +172,7 @@ class Planner:
             size=size,
         )
         chosen = [d for d in documents if self._matches(listing, d)]
-        loaded = (yield from self._load(chosen)) if chosen else []
+        loaded = (yield from self._load(chosen, gaps=bool(listing.filter))) if chosen else []
         if len(documents) < size:
             return loaded, None
         last = documents[-1]
@@ -189,18 +187,21 @@ class Planner:
         check_layout(document)
         return not listing.filter or matches(listing.filter, exact_metadata(self.sealer, document))
 
-    def _load(self, documents: Sequence[Document]) -> Plan[list[Load]]:
+    def _load(self, documents: Sequence[Document], *, gaps: bool) -> Plan[list[Load]]:
         addresses = [_address(document) for document in documents]
         writes: dict[Address, list[Document]] = {address: [] for address in addresses}
-        for write in (yield pipelines.writes_of(addresses)):
-            writes[_address(write)].append(write)
+        for write in (yield pipelines.writes_of(addresses, gaps=gaps)):
+            # Within a range there may be writes of checkpoints that are not stored, or stored since.
+            if (found := writes.get(_address(write))) is not None:
+                found.append(write)
         keys = _blob_keys(documents, [write for found in writes.values() for write in found])
         parts = yield from self.fetch_blobs(keys)
         whole = keys <= parts.keys()
         loads: list[Load] = []
         for address, document in zip(addresses, documents, strict=True):
+            # Nothing of it is remembered: who lists a long history goes on from few of its checkpoints, if any.
             if whole or _blob_keys([document], writes[address]) <= parts.keys():
-                loads.append(partial(self._loaded, document, writes[address], parts))
+                loads.append(partial(checkpoint_tuple, self.sealer, document, writes[address], parts))
             elif (again := (yield from self._get_tuple(address))) is not None:
                 loads.append(partial(_same, again))
         return loads
@@ -360,7 +361,9 @@ def _blob_keys(checkpoints: Sequence[Document], writes: Sequence[Document]) -> s
     for field, documents in (("values", checkpoints), ("writes", writes)):
         for document in documents:
             check_layout(document)
-            keys.update(part_keys(document["thread_id"], document[field]))
+            referring = [packed for packed in document[field] if "blob" in packed]
+            if referring:
+                keys.update(part_keys(document["thread_id"], referring))
     return keys
 
 

@@ -196,7 +196,7 @@ def unpack(sealer: Sealer, thread_id: str, packed: Mapping[str, Any], parts: Blo
     Raises:
         CorruptCheckpoint: if a part of its blob is missing.
     """
-    if "blob" not in packed:
+    if "data" in packed:
         return sealer.open(packed["type"], packed["data"])
     try:
         data = b"".join(parts[key] for key in part_keys(thread_id, [packed]))

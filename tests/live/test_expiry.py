@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pymongo.read_concern import ReadConcern
 
 from tests.building import config
 from tests.faults import CommandRecorder
@@ -147,5 +148,6 @@ async def test_a_step_that_outlasts_the_ttl_is_stored_whole(open_saver: OpenSurf
 
 
 def documents_of(mongo: Any, db_name: str, thread_id: str) -> list[int]:
-    """How many documents of a thread each collection holds."""
-    return [mongo[db_name][name].count_documents({"thread_id": thread_id}) for name in COLLECTIONS]
+    """How many documents of a thread each collection holds, as savers see it: once a majority knows."""
+    database = mongo.get_database(db_name, read_concern=ReadConcern("majority"))
+    return [database[name].count_documents({"thread_id": thread_id}) for name in COLLECTIONS]

@@ -128,7 +128,10 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
         yield "lineage", pipelines.lineage(address, "checkpoints", ["a"], 10)
         yield "older", pipelines.older(address, 10)
     some, keys = ["050", "051"], [{"thread_id": "2", "blob": "x", "part": 0}]
-    yield "writes to", pipelines.writes_to(one, some, ["a"])
+    yield "writes of a range", pipelines.writes_of([one, Address("2", "", "051"), Address("1", "", "1")], gaps=False)
+    yield "writes to", pipelines.writes_to(one, [some], ["a"])
+    yield "writes to runs", pipelines.writes_to(one, [some, ["040", "039"]], ["a"])
+    yield "writes to many", pipelines.writes_to(one, [some] * 40, ["a"])
     yield "values", pipelines.values_of(one, some)
     yield "contents", pipelines.contents_of(one, some)
     yield "any write", pipelines.any_write(one, "a")

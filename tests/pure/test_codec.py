@@ -23,6 +23,7 @@ from langgraph_mongo_saver.codec import (
     check_layout,
     checkpoint_draft,
     checkpoint_tuple,
+    known_of,
     known_with_values,
     pending_writes,
     writes_document,
@@ -64,7 +65,9 @@ class Store:
         return new
 
     def get(self, checkpoint_id: str) -> tuple[Any, Known]:
-        return checkpoint_tuple(SEALER, self.documents[checkpoint_id], [], self.parts)
+        document = self.documents[checkpoint_id]
+        loaded = checkpoint_tuple(SEALER, document, [], self.parts)
+        return loaded, known_of(document, loaded)
 
 
 # --- round trips ---------------------------------------------------------------------------------------------------

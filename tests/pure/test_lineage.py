@@ -71,13 +71,13 @@ def fetching(forest: Forest, more: Sequence[set[str]], asked: list[str]) -> Fetc
     """Fetches what is asked for, and with it each time whatever `more` says."""
     guesses = iter(more)
 
-    def fetch(address: Address, first: bool) -> Generator[Request, Any, list[dict[str, Any]]]:
+    def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
         yield from ()
         assert first == (not asked)
         asked.append(address.key["checkpoint_id"])
         own = forest.get(asked[-1])
         others = [forest[name] for name in sorted(next(guesses, ())) if name in forest and name != asked[-1]]
-        return [own, *others] if own else []
+        return [Node.of(each) for each in (own, *others)] if own else []
 
     return fetch
 
@@ -148,6 +148,15 @@ def test_a_cycle_ends_the_walk_like_a_root(parents: dict[str, str]) -> None:
     assert found(begun) == {"path": sorted(parents.keys() - {"1"}), "ends": {}, "missing": None}
 
 
+def test_runs_are_the_segments_of_the_path() -> None:
+    """What lies between two checkpoints of a segment is read with them; where nothing is known, each is alone."""
+    segments = {"8": "8", "7": "5", "6": "5", "5": "5", "4": None, "3": None, "2": "1"}
+    path = [Node.of(document(id_, segment=segment)) for id_, segment in segments.items()]
+    runs = list(Lineage(path[0], ["d"], path).runs())
+    assert runs == [["8"], ["7", "6", "5"], ["4"], ["3"], ["2"]]
+    assert list(Lineage(path[0], ["d"]).runs()) == []
+
+
 # --- how it is fetched ---------------------------------------------------------------------------------------------
 
 
@@ -158,10 +167,13 @@ def columns(*documents: dict[str, Any]) -> dict[str, Any]:
 
 def test_rows_of_segments_are_the_checkpoint_and_all_their_nodes() -> None:
     own, fetch = document("4", "3", segment="3"), by_segments("c", ["d"])
-    before = [document("3", "2", "d"), document("1"), document("2", "1")]
-    rows = [{"own": own, "nodes": [columns(before[0])]}, {"own": own, "nodes": [columns(*before[1:])]}]
-    assert drive(fetch(Address("1", "", "4"), True), rows).result == [own, *before]
-    assert drive(fetch(Address("1", "", "4"), True), [{"own": own, "nodes": []}]).result == [own]
+    before = [document("3", "2", "d", segment="3"), document("1", segment="1"), document("2", "1", segment="1")]
+    rows = [
+        {"own": own, "span": {"segment": "3", "seq": 1}, "nodes": [columns(before[0])]},
+        {"own": own, "span": {"segment": "1", "seq": 1}, "nodes": [columns(*before[1:])]},
+    ]
+    assert drive(fetch(Address("1", "", "4"), True), rows).result == [Node.of(each) for each in (own, *before)]
+    assert drive(fetch(Address("1", "", "4"), True), [{**rows[0], "nodes": []}]).result == [Node.of(own)]
     assert drive(fetch(Address("1", "", "4"), True), []).result == []
 
 
@@ -183,7 +195,7 @@ def test_a_checkpoint_without_a_segment_is_scanned_for(first: bool) -> None:
     run = drive(by_segments("c", ["d"])(address, first), [{"own": document("4", "3"), "nodes": []}], scanned)
     assert run.calls == ["checkpoints.aggregate", "checkpoints.find"]
     assert run.requests[1].args[0]["checkpoint_id"] == {"$lte": "4"}
-    assert run.result == scanned
+    assert run.result == [Node.of(each) for each in scanned]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -194,7 +206,7 @@ def test_a_scan_that_begins_with_another_checkpoint_has_not_found_the_one_asked_
 
 def test_a_scan_from_the_latest_begins_with_any() -> None:
     rows = [document("3", "2"), document("2")]
-    assert drive(by_scan(Address("1", ""), True), rows).result == rows
+    assert drive(by_scan(Address("1", ""), True), rows).result == [Node.of(each) for each in rows]
 
 
 def scan(forest: Forest, plan: Generator[Request, Any, Any]) -> tuple[Lineage, Counter[str], int]:

@@ -59,6 +59,8 @@ BY_TYPE: dict[Any, Any] = {
     Sequence[Address]: [ADDRESS, ADDRESS._replace(thread_id="$hostile too")],
     Sequence[Document]: [KEY],
     Sequence[str]: [HOSTILE],
+    Sequence[Sequence[str]]: [[HOSTILE], [HOSTILE]],
+    bool: False,
     datetime: NOW,
     int: 5,
     pipelines.Part: "blobs",
@@ -213,10 +215,26 @@ def _matches(document: dict[str, str], query: Mapping[str, Any]) -> bool:
     return True
 
 
-def test_the_writes_of_one_namespace_are_one_range() -> None:
-    one = pipelines.writes_of([Address("1", "", "a"), Address("1", "", "b")]).args[0]
-    assert one == {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": {"$in": ["a", "b"]}}
-    assert len(pipelines.writes_of([Address("1", "", "a"), Address("2", "", "a")]).args[0]["$or"]) == 2
+def test_the_writes_of_one_namespace_are_one_range_where_nothing_lies_between() -> None:
+    two = [Address("1", "", "b"), Address("1", "", "a")]
+    namespace = {"thread_id": "1", "checkpoint_ns": ""}
+    assert pipelines.writes_of(two).args[0] == {**namespace, "checkpoint_id": {"$in": ["b", "a"]}}
+    between = {**namespace, "checkpoint_id": {"$gte": "a", "$lte": "b"}}
+    assert pipelines.writes_of(two, gaps=False).args[0] == between
+    for gaps in (True, False):
+        many = pipelines.writes_of([*two, Address("2", "", "a")], gaps=gaps).args[0]["$or"]
+        assert [query["thread_id"] for query in many] == ["1", "2"]
+
+
+def test_the_writes_to_channels_are_a_range_a_run_unless_there_are_very_many() -> None:
+    address = Address("1", "", "9")
+    namespace = {"thread_id": "1", "checkpoint_ns": ""}
+    ranges = [{**namespace, "checkpoint_id": {"$gte": low, "$lte": high}} for low, high in ("46", "13")]
+    assert pipelines.writes_to(address, ["654"], ["a"]).args[0] == ranges[0]
+    assert pipelines.writes_to(address, ["654", "321"], ["a"]).args[0] == {"$or": ranges}
+    many = [f"{number:02}" for number in range(33)]
+    query = pipelines.writes_to(address, [[id_] for id_ in many], ["a"]).args[0]
+    assert query == {**namespace, "checkpoint_id": {"$in": many}}
 
 
 def test_a_replacement_keeps_the_id_that_is_there() -> None:
