@@ -2,11 +2,14 @@
 
 from langgraph_mongo_saver.aio import AsyncMongoDBSaver
 from langgraph_mongo_saver.errors import (
+    ChangeStreamsUnavailable,
     CheckpointerError,
     CorruptCheckpoint,
     DeltaThreadRefused,
+    EventsLost,
     FilterNotQueryable,
     InvalidArgument,
+    ListenerBusy,
     NoServerFound,
     PlaintextRefused,
     ThreadExists,
@@ -15,17 +18,25 @@ from langgraph_mongo_saver.errors import (
     UnsuitableCollection,
     WrongEventLoop,
 )
+from langgraph_mongo_saver.events import CheckpointEvent
 from langgraph_mongo_saver.maintenance import Removed
 from langgraph_mongo_saver.saver import MongoDBSaver
+from langgraph_mongo_saver.streams import AsyncCheckpointStream, CheckpointStream
 from langgraph_mongo_saver.threads import ThreadSummary
 
 __all__ = [
+    "AsyncCheckpointStream",
     "AsyncMongoDBSaver",
+    "ChangeStreamsUnavailable",
+    "CheckpointEvent",
+    "CheckpointStream",
     "CheckpointerError",
     "CorruptCheckpoint",
     "DeltaThreadRefused",
+    "EventsLost",
     "FilterNotQueryable",
     "InvalidArgument",
+    "ListenerBusy",
     "MongoDBSaver",
     "NoServerFound",
     "PlaintextRefused",

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,17 @@ from langgraph_mongo_saver.compaction import compact_thread
 from langgraph_mongo_saver.copying import copy_thread
 from langgraph_mongo_saver.driver import DRIVER_INFO
 from langgraph_mongo_saver.embedded import embedded_server
+from langgraph_mongo_saver.events import OnGap
+from langgraph_mongo_saver.gathering import watch_of
 from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
 from langgraph_mongo_saver.maintenance import GRACE, Options, Progress, Removed, delete_for_runs, prune
 from langgraph_mongo_saver.pipelines import Request
 from langgraph_mongo_saver.plans import Listing, Plan, T
 from langgraph_mongo_saver.retry import is_transient, pauses
 from langgraph_mongo_saver.schema import setup
+from langgraph_mongo_saver.streams import AsyncCheckpointStream
 from langgraph_mongo_saver.threads import ThreadListing, ThreadSummary, threads_listing, threads_page, touch_thread
+from langgraph_mongo_saver.watching import Feed
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # a dependency of langgraph-checkpoint's dependencies only
@@ -396,6 +400,59 @@ class AsyncMongoDBSaver(SyncOverAsync["AsyncMongoClient[Any]"]):
             InvalidArgument: if the id is not a string.
         """
         return await self._run(touch_thread(self._planner, thread_id))
+
+    def watch(
+        self,
+        *,
+        thread_id: Any = None,
+        checkpoint_ns: str | None = None,
+        kinds: str | Collection[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from: str | None = None,
+        start_at: datetime | None = None,
+        on_gap: OnGap = "raise",
+        poll_interval: float | None = None,
+        retry_seconds: float | None = None,
+    ) -> AsyncCheckpointStream:
+        """Follow what happens to checkpoints, in the order of the database.
+
+        ``async for event in saver.watch(thread_id="42")`` goes on through elections, cut connections and a database
+        that is dropped. It needs a replica set (of one member at least). The filters run on the server.
+
+        Args:
+            thread_id: of this thread, or of several; None for all.
+            checkpoint_ns: of this namespace; None for all. Deleted threads are told of in any case.
+            kinds: of these kinds, see `CheckpointEvent`; None for all.
+            metadata: checkpoints whose metadata have exactly these values; then no other events come.
+            resume_from: the position of an event: what comes after it.
+            start_at: what came from this time on, as far as the server still knows. By default all from now on.
+            on_gap: what to do where the server no longer has the events since `resume_from`: ``"raise"``, or
+                ``"catch_up"``, which delivers the checkpoints that were stored since then, and goes on.
+            poll_interval: look for what has been stored every so many seconds, on servers without change streams.
+            retry_seconds: how long to try to go on after a failure, once it is open; None for ever.
+
+        Returns:
+            The stream, which is closed by leaving ``async with saver.watch() as events``.
+
+        Raises:
+            InvalidArgument: if an argument cannot be used.
+            FilterNotQueryable: if a metadata key is stored encrypted only.
+            ChangeStreamsUnavailable: if the server is no replica set.
+            EventsLost: if the server no longer has the events since `resume_from`.
+        """
+        watch = watch_of(
+            self.settings,
+            thread_id=thread_id,
+            checkpoint_ns=checkpoint_ns,
+            kinds=kinds,
+            metadata=metadata,
+            resume_from=resume_from,
+            start_at=start_at,
+            on_gap=on_gap,
+            poll_interval=poll_interval,
+            retry_seconds=retry_seconds,
+        )
+        return AsyncCheckpointStream(self, Feed(self._planner, watch, time.monotonic))
 
     async def _apages(self, listing: Listing | None) -> AsyncIterator[CheckpointTuple]:
         while listing is not None:

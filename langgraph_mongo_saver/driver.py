@@ -76,6 +76,7 @@ def collections(
         "checkpoints": database[settings.checkpoints],
         "writes": database[settings.writes],
         "blobs": database[settings.blobs],
+        "listeners": database[settings.listeners],
     }
 
 

@@ -12,6 +12,9 @@
     │   └── PlaintextRefused                   an encrypted saver met data that is not encrypted
     ├── DeltaThreadRefused (also a NotImplementedError)  a thread with delta channels was not to be pruned
     ├── UnsuitableCollection                   an existing collection would mix threads up
+    ├── ChangeStreamsUnavailable               the server cannot tell what changes: it is no replica set
+    ├── EventsLost                             the server no longer has the events since a position
+    ├── ListenerBusy                           another process runs the listener of this name
     ├── WrongEventLoop (also a RuntimeError)   an async saver is used from the wrong place
     └── NoServerFound (also a RuntimeError)    no local server for development could be started
 
@@ -19,6 +22,8 @@ Errors of the database pass through as they are: they are ``pymongo.errors.PyMon
 """
 
 from __future__ import annotations
+
+from datetime import datetime
 
 
 class CheckpointerError(Exception):
@@ -66,6 +71,30 @@ class DeltaThreadRefused(CheckpointerError, NotImplementedError):
 
 class UnsuitableCollection(CheckpointerError):
     """An existing collection compares strings in a way that would mix threads up."""
+
+
+class ChangeStreamsUnavailable(CheckpointerError):
+    """The server has no change streams."""
+
+
+class EventsLost(CheckpointerError):
+    """The server no longer has the events since the position to resume from.
+
+    Attributes:
+        since: the time of the last event that was delivered, if it is known.
+        until: when the loss was found.
+    """
+
+    def __init__(
+        self, message: str | None = None, since: datetime | None = None, until: datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.since = since
+        self.until = until
+
+
+class ListenerBusy(CheckpointerError):
+    """Another process runs the listener of this name."""
 
 
 class WrongEventLoop(CheckpointerError, RuntimeError):

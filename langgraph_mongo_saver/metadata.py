@@ -17,6 +17,7 @@ from enum import Enum
 from numbers import Integral
 from operator import itemgetter
 from typing import Any, cast
+from urllib.parse import unquote
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -132,12 +133,13 @@ def queryable(metadata: Mapping[Any, Any], keys: Collection[str] | None) -> dict
     }
 
 
-def check_filter(filter: object, keys: Collection[str] | None) -> dict[str, Any]:
-    """Check a filter of `list`.
+def check_filter(filter: object, keys: Collection[str] | None, argument: str = "filter") -> dict[str, Any]:
+    """Check a filter of `list` or `watch`.
 
     Args:
         filter: metadata keys and the values they must equal; None for no filter.
         keys: the keys that the database can compare; None for all.
+        argument: what the caller calls it, for the error.
 
     Raises:
         InvalidArgument: if it is not a mapping with string keys.
@@ -146,17 +148,28 @@ def check_filter(filter: object, keys: Collection[str] | None) -> dict[str, Any]
     if filter is None:
         return {}
     if not isinstance(filter, Mapping):
-        raise InvalidArgument(f"filter must be a mapping or None, but a {type(filter).__name__} was given")
+        raise InvalidArgument(f"{argument} must be a mapping or None, but a {type(filter).__name__} was given")
     for key in filter:
         if not isinstance(key, str):
-            raise InvalidArgument(f"filter: keys must be metadata keys (str), but a {type(key).__name__} was given")
+            raise InvalidArgument(f"{argument}: keys must be metadata keys (str), but a {type(key).__name__} was given")
         if keys is not None and key not in keys:
             raise FilterNotQueryable(
-                f"filter: metadata key {key!r} is stored encrypted, so the database cannot compare it; queryable are "
-                f"{sorted(keys)}. Construct the saver with queryable_metadata=[..., {key!r}] to store it in clear."
+                f"{argument}: metadata key {key!r} is stored encrypted, so the database cannot compare it; queryable "
+                f"are {sorted(keys)}. Construct the saver with queryable_metadata=[..., {key!r}] to store it in clear."
             )
     # get_checkpoint_metadata takes NULs out of what is stored.
     return {key: value.replace("\0", "") if isinstance(value, str) else value for key, value in filter.items()}
+
+
+def readable(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata in their native form, under the keys that they were given with."""
+    return {("" if name == "%" else unquote(name)): _readable(value) for name, value in stored.items()}
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return readable(value)
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def filter_query(filter: Mapping[str, Any]) -> dict[str, Any]:

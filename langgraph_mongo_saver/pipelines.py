@@ -1,7 +1,7 @@
 """Every query, aggregation and write, as data: what is sent to which collection, named for what it answers.
 
 A `Request` is performed by a shell; nothing here touches a client. Collections go by their part: ``checkpoints``,
-``writes``, ``blobs``, or ``database`` for commands on the database itself.
+``writes``, ``blobs``, ``listeners``, or ``database`` for commands on the database itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.metadata import filter_query
 
-Part = Literal["checkpoints", "writes", "blobs", "database"]
+Part = Literal["checkpoints", "writes", "blobs", "listeners", "database"]
 
 PARTS: tuple[Part, ...] = ("checkpoints", "writes", "blobs")
 """The collections, in the order in which a thread is deleted: what is left by a kill is then unreachable."""

@@ -40,6 +40,11 @@ class Recent(Generic[K, V]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
+    def keys(self) -> list[K]:
+        """What is remembered, the oldest first."""
+        with self._lock:
+            return list(self._entries)
+
     def discard(self, unwanted: Callable[[K], bool]) -> None:
         """Forget some entries."""
         with self._lock:

@@ -17,6 +17,7 @@ DB_NAME = "checkpointing_db"
 CHECKPOINTS = "checkpoints"
 WRITES = "checkpoint_writes"
 BLOBS = "checkpoint_blobs"
+LISTENERS = "checkpoint_listeners"
 
 Dialect = Literal["mongodb", "basic"]
 
@@ -33,6 +34,7 @@ class Settings:
         checkpoints: the collection of checkpoints.
         writes: the collection of writes.
         blobs: the collection of large values.
+        listeners: the collection of the positions of named listeners.
         ttl: seconds that a thread outlives its last activity; None for ever.
         clear_keys: metadata keys stored in clear; None for all.
         encrypted: whether the serde encrypts.
@@ -45,6 +47,7 @@ class Settings:
     checkpoints: str
     writes: str
     blobs: str
+    listeners: str
     ttl: float | None
     clear_keys: frozenset[str] | None
     encrypted: bool
@@ -91,6 +94,7 @@ class Settings:
             checkpoints=checkpoints,
             writes=writes,
             blobs=blobs,
+            listeners=LISTENERS if checkpoints == CHECKPOINTS else f"{checkpoints}.listeners",
             ttl=_seconds(ttl),
             clear_keys=_clear_keys(queryable_metadata, encrypted),
             encrypted=encrypted,

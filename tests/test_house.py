@@ -158,14 +158,17 @@ LAYERS = (
     {"codec", "settings", "embedded"},
     {"pipelines", "recall"},
     {"schema", "lineage"},
-    {"plans", "selection"},
-    {"history", "copying", "maintenance", "threads"},
-    {"driver", "compaction"},
-    {"bridge"},
+    {"plans", "selection", "events"},
+    {"history", "copying", "maintenance", "threads", "event_pipelines"},
+    {"driver", "compaction", "changes"},
+    {"gathering"},
+    {"bridge", "stored_events"},
+    {"watching"},
+    {"streams"},
     {"saver", "aio"},
     {"__init__"},
 )
-NOT_PURE = {"__init__", "aio", "bridge", "driver", "embedded", "keeper", "mongod", "saver"}
+NOT_PURE = {"__init__", "aio", "bridge", "driver", "embedded", "keeper", "mongod", "saver", "streams"}
 PURE = frozenset(MODULES) - NOT_PURE
 # What a pure room must not import; and who may all the same, with the reason.
 IMPURE = frozenset({"time", "asyncio", "threading", "socket", "subprocess", "motor", "gridfs"})

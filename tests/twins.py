@@ -7,6 +7,7 @@ from typing import Any
 
 # A name in aio.py, and what it is called in saver.py.
 RENAMED = {
+    "AsyncCheckpointStream": "CheckpointStream",
     "AsyncIterator": "Iterator",
     "AsyncMongoClient": "MongoClient",
     "AsyncMongoDBSaver": "MongoDBSaver",
@@ -92,6 +93,11 @@ class _Sync(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         node.id = self._name(node.id)
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        self.generic_visit(node)
+        node.names.sort(key=lambda alias: alias.name)
         return node
 
     def visit_alias(self, node: ast.alias) -> ast.AST:

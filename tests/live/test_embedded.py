@@ -130,8 +130,10 @@ with embedded_server(sys.argv[2] or None, server="mongod") as uri, MongoClient(u
         time.sleep(30)  # holds every pipe of its parent open
         os._exit(0)
     try:
-        print(status["pid"], options["parsed"]["storage"]["dbPath"], flush=True)  # Ctrl-C may follow at once
-        time.sleep(30)
+        # Ctrl-C may follow at once; just before a sleep, it is noticed at its end only.
+        print(status["pid"], options["parsed"]["storage"]["dbPath"], flush=True)
+        for _ in range(300):
+            time.sleep(0.1)
     except KeyboardInterrupt:
         print("ping", client.admin.command("ping")["ok"], flush=True)
 """

@@ -1,0 +1,103 @@
+"""Events from stored documents: to catch up where changes are lost, and by polling where there are none."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from pymongo.errors import OperationFailure
+
+from langgraph_mongo_saver import event_pipelines
+from langgraph_mongo_saver.changes import deletion
+from langgraph_mongo_saver.codec import Document
+from langgraph_mongo_saver.event_pipelines import metadata_query, projection, stored_query, told_channels
+from langgraph_mongo_saver.events import EventFilter, Position
+from langgraph_mongo_saver.gathering import Deliver, Gathering, Pause, Steps, Watch
+from langgraph_mongo_saver.pipelines import Part
+from langgraph_mongo_saver.plans import Plan
+from langgraph_mongo_saver.recall import Recent
+
+logger = logging.getLogger(__name__)
+
+# What was stored this long before a gap may have been delivered or not: a put repeats what fails for half of it.
+_MARGIN = timedelta(minutes=1)
+# How far back each poll looks again: a writer's clock may be behind, or its write on the way for long.
+_POLL_MARGIN = timedelta(seconds=10)
+_REMEMBERED = 65_536
+_KNOWN_THREADS = 1000
+
+
+def catch_up(gathering: Gathering, since: datetime) -> Steps:
+    """Deliver the checkpoints that were stored since a time, in the order of their ids.
+
+    The position stays at that time meanwhile: who is interrupted begins again.
+    """
+    if "checkpoint" not in gathering.wanted.kinds:
+        return
+    wanted = gathering.wanted
+    query = {**stored_query(wanted), **metadata_query("", wanted), "stored_at": {"$gte": since - _MARGIN}}
+    after: tuple[str, str, str] | None = None
+    while True:
+        rows = yield event_pipelines.stored_since(query, since, after, projection())
+        for row in rows:
+            yield Deliver((yield from gathering.of_stored(row)), Position(at=since))
+        if len(rows) < event_pipelines.STORED_PAGE:
+            return
+        after = (rows[-1]["checkpoint_id"], rows[-1]["thread_id"], rows[-1]["checkpoint_ns"])
+
+
+def poll(gathering: Gathering, watch: Watch, start: Position, interval: float) -> Steps:
+    """Look for what has been stored, again and again.
+
+    What becomes visible more than ten seconds after the time that its writer has put on it is missed.
+    """
+    since = start.at or gathering.planner.clock()
+    parts = _parts(gathering.wanted)
+    for part in parts:
+        yield from _index(part)
+    seen: Recent[tuple[str, datetime], bool] = Recent(_REMEMBERED)
+    threads: Recent[str, bool] = Recent(_KNOWN_THREADS)
+    if watch.start.at is None:
+        # Begun now: what is there already is no news. Else what was delivered before may come again.
+        for row in (yield from _lately(gathering.wanted, parts, since)):
+            seen.put((str(row["_id"]), row["stored_at"]), True)
+    yield Deliver([], Position(at=since))
+    while True:
+        for row in (yield from _lately(gathering.wanted, parts, since)):
+            key = (str(row["_id"]), row["stored_at"])
+            if not seen.get(key):
+                seen.put(key, True)
+                threads.put(row["thread_id"], True)
+                since = max(since, row["stored_at"])
+                yield Deliver((yield from gathering.of_stored(row)), Position(at=since))
+        if "thread_deleted" in gathering.wanted.kinds:
+            gone = yield from gathering.gone(threads.keys())
+            threads.discard(set(gone).__contains__)
+            now = gathering.planner.clock()
+            yield Deliver([deletion(thread_id, Position(at=since), now) for thread_id in gone], Position(at=since))
+        yield Pause(interval)
+
+
+def _parts(wanted: EventFilter) -> list[Part]:
+    parts: list[Part] = ["checkpoints"] if wanted.kinds & {"checkpoint", "thread_deleted"} else []
+    return [*parts, "writes"] if wanted.kinds & {"writes", "interrupt", "error"} else parts
+
+
+def _lately(wanted: EventFilter, parts: list[Part], since: datetime) -> Plan[list[Document]]:
+    found: list[Document] = []
+    for part in parts:
+        query = {**stored_query(wanted), "stored_at": {"$gte": since - _POLL_MARGIN}}
+        told = told_channels(wanted)
+        if part == "checkpoints":
+            query.update(metadata_query("", wanted))
+        elif told is not None:
+            query["writes.channel"] = {"$in": told}
+        found += yield event_pipelines.stored_lately(part, query, projection())
+    return sorted(found, key=lambda row: row["stored_at"])
+
+
+def _index(part: Part) -> Plan[None]:
+    try:
+        yield event_pipelines.index_by_time(part)
+    except OperationFailure as error:
+        logger.warning("No index on stored_at in %s (code %s); each poll reads all of it", part, error.code)
