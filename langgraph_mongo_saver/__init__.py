@@ -1,6 +1,8 @@
 """LangGraph checkpoints in MongoDB, for sync and async graphs."""
 
 from langgraph_mongo_saver.aio import AsyncMongoDBSaver
+from langgraph_mongo_saver.alistener import AsyncCheckpointListener, AsyncSubscription
+from langgraph_mongo_saver.delivery import ListenerStatus
 from langgraph_mongo_saver.errors import (
     ChangeStreamsUnavailable,
     CheckpointerError,
@@ -19,16 +21,20 @@ from langgraph_mongo_saver.errors import (
     WrongEventLoop,
 )
 from langgraph_mongo_saver.events import CheckpointEvent
+from langgraph_mongo_saver.listener import CheckpointListener, Subscription
 from langgraph_mongo_saver.maintenance import Removed
 from langgraph_mongo_saver.saver import MongoDBSaver
 from langgraph_mongo_saver.streams import AsyncCheckpointStream, CheckpointStream
 from langgraph_mongo_saver.threads import ThreadSummary
 
 __all__ = [
+    "AsyncCheckpointListener",
     "AsyncCheckpointStream",
     "AsyncMongoDBSaver",
+    "AsyncSubscription",
     "ChangeStreamsUnavailable",
     "CheckpointEvent",
+    "CheckpointListener",
     "CheckpointStream",
     "CheckpointerError",
     "CorruptCheckpoint",
@@ -37,10 +43,12 @@ __all__ = [
     "FilterNotQueryable",
     "InvalidArgument",
     "ListenerBusy",
+    "ListenerStatus",
     "MongoDBSaver",
     "NoServerFound",
     "PlaintextRefused",
     "Removed",
+    "Subscription",
     "ThreadExists",
     "ThreadSummary",
     "TooLarge",

@@ -205,6 +205,9 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
         stepping = self._stepping
         try:
             await asyncio.shield(stepping)
+        except asyncio.CancelledError:
+            if not (self._closed.is_set() and stepping.cancelled()):
+                raise  # the waiting was cancelled; else the stream was closed meanwhile
         finally:
             if stepping.done() and self._stepping is stepping:
                 self._stepping = None
