@@ -19,8 +19,10 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 def take_lease(name: str, owner: str, seconds: float) -> Plan[bool]:
     """Become the one that runs a listener, unless another is; tells whether it worked."""
-    # Also where it has neither field yet: what is missing is less than any time.
-    free = {"$or": [{"$eq": ["$owner", {"$literal": owner}]}, {"$lt": ["$until", "$$NOW"]}]}
+    # Also where it has neither field yet: what is missing is less than any number. As numbers, since SecantusDB does
+    # not compare $$NOW with stored dates.
+    over = {"$lt": [{"$toLong": "$until"}, {"$toLong": "$$NOW"}]}
+    free = {"$or": [{"$eq": ["$owner", {"$literal": owner}]}, over]}
     change = {
         "owner": {"$cond": [free, {"$literal": owner}, "$owner"]},
         "until": {"$cond": [free, _in(seconds), "$until"]},
