@@ -291,9 +291,11 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
             held = True
             while held and not self._stopping.is_set():
                 await stream.step()
-                for event in stream.take():
+                events = stream.take()
+                for event in events:
                     held = held and await self._dispatch(event)
-                self._ledger.issue(stream.position, 0)
+                if not events:
+                    self._ledger.issue(stream.position, 0)
                 held = held and await self._keep()
         self._reconnects += stream.feed.reconnects
         if not held and not self._stopping.is_set():

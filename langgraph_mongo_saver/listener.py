@@ -293,9 +293,11 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
             held = True
             while held and not self._stopping.is_set():
                 stream.step()
-                for event in stream.take():
+                events = stream.take()
+                for event in events:
                     held = held and self._dispatch(event)
-                self._ledger.issue(stream.position, 0)
+                if not events:
+                    self._ledger.issue(stream.position, 0)
                 held = held and self._keep()
         self._reconnects += stream.feed.reconnects
         if not held and not self._stopping.is_set():

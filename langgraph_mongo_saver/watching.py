@@ -122,9 +122,10 @@ class Feed:
         yield Deliver([], self.position if options else opened)
         while True:
             seen: Seen = yield Next()
-            here = self.position if seen.token is None else Position(seen.token, self.planner.clock())
             if seen.change is None or seen.change["operationType"] == "invalidate":
-                yield Deliver((yield from self._gone()), here)
+                gone = yield from self._gone()
+                here = self.position if seen.token is None else Position(seen.token, self.planner.clock())
+                yield Deliver(gone, here)
             elif seen.change["operationType"] == "delete":
                 self._shrink(seen.change)
             else:
