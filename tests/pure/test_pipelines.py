@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langgraph_mongo_saver import pipelines
+from langgraph_mongo_saver import event_pipelines, pipelines
 from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.pipelines import Request
@@ -52,6 +52,7 @@ BY_NAME: dict[str, Any] = {
     "source": HOSTILE,
     "target": HOSTILE,
     "channel": HOSTILE,
+    "projection": event_pipelines.projection(),
 }
 BY_TYPE: dict[Any, Any] = {
     Address: ADDRESS,
@@ -83,7 +84,7 @@ def _hostile(name: str, type_: Any) -> Any:
 
 REQUESTS = {
     name: _request(build)
-    for name, build in vars(pipelines).items()
+    for name, build in {**vars(pipelines), **vars(event_pipelines)}.items()
     if not name.startswith("_") and isfunction(build) and get_type_hints(build).get("return") is Request
 }
 REQUESTS["latest_with_writes"] = pipelines.checkpoint_with_writes(ADDRESS.at(None), "checkpoint_writes")
