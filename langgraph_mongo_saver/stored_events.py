@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from pymongo.errors import OperationFailure
@@ -12,7 +13,7 @@ from langgraph_mongo_saver.changes import deletion
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.event_pipelines import metadata_query, projection, stored_query, told_channels
 from langgraph_mongo_saver.events import EventFilter, Position
-from langgraph_mongo_saver.gathering import Deliver, Gathering, Pause, Steps, Watch
+from langgraph_mongo_saver.gathering import Deliver, Gathering, Pause, Steps
 from langgraph_mongo_saver.pipelines import Part
 from langgraph_mongo_saver.plans import Plan
 from langgraph_mongo_saver.recall import Recent
@@ -46,36 +47,46 @@ def catch_up(gathering: Gathering, since: datetime) -> Steps:
         after = (rows[-1]["checkpoint_id"], rows[-1]["thread_id"], rows[-1]["checkpoint_ns"])
 
 
-def poll(gathering: Gathering, watch: Watch, start: Position, interval: float) -> Steps:
-    """Look for what has been stored, again and again.
+@dataclass(frozen=True)
+class Polling:
+    """Looks for what has been stored, again and again, and remembers what it has seen.
 
     What becomes visible more than ten seconds after the time that its writer has put on it is missed.
     """
-    since = start.at or gathering.planner.clock()
-    parts = _parts(gathering.wanted)
-    for part in parts:
-        yield from _index(part)
-    seen: Recent[tuple[str, datetime], bool] = Recent(_REMEMBERED)
-    threads: Recent[str, bool] = Recent(_KNOWN_THREADS)
-    if watch.start.at is None:
-        # Begun now: what is there already is no news. Else what was delivered before may come again.
-        for row in (yield from _lately(gathering.wanted, parts, since)):
-            seen.put((str(row["_id"]), row["stored_at"]), True)
-    yield Deliver([], Position(at=since))
-    while True:
-        for row in (yield from _lately(gathering.wanted, parts, since)):
-            key = (str(row["_id"]), row["stored_at"])
-            if not seen.get(key):
-                seen.put(key, True)
-                threads.put(row["thread_id"], True)
-                since = max(since, row["stored_at"])
-                yield Deliver((yield from gathering.of_stored(row)), Position(at=since))
-        if "thread_deleted" in gathering.wanted.kinds:
-            gone = yield from gathering.gone(threads.keys())
-            threads.discard(set(gone).__contains__)
-            now = gathering.planner.clock()
-            yield Deliver([deletion(thread_id, Position(at=since), now) for thread_id in gone], Position(at=since))
-        yield Pause(interval)
+
+    gathering: Gathering
+    _seen: Recent[tuple[str, datetime], bool] = field(default_factory=lambda: Recent(_REMEMBERED))
+    _threads: Recent[str, bool] = field(default_factory=lambda: Recent(_KNOWN_THREADS))
+
+    def steps(self, interval: float, start: datetime | None) -> Steps:
+        """The plan. Without a start, what is there already is no news."""
+        wanted, since = self.gathering.wanted, start or self.gathering.planner.clock()
+        parts = _parts(wanted)
+        for part in parts:
+            yield from _index(part)
+        if start is None:
+            for row in (yield from _lately(wanted, parts, since)):
+                self._is_new(row)
+        yield Deliver([], Position(at=since))
+        while True:
+            for row in (yield from _lately(wanted, parts, since)):
+                if self._is_new(row):
+                    since = max(since, row["stored_at"])
+                    yield Deliver((yield from self.gathering.of_stored(row)), Position(at=since))
+            if "thread_deleted" in wanted.kinds:
+                gone = yield from self.gathering.gone(self._threads.keys())
+                self._threads.discard(set(gone).__contains__)
+                now, here = self.gathering.planner.clock(), Position(at=since)
+                yield Deliver([deletion(thread_id, here, now) for thread_id in gone], here)
+            yield Pause(interval)
+
+    def _is_new(self, row: Document) -> bool:
+        key = (str(row["_id"]), row["stored_at"])
+        if self._seen.get(key):
+            return False
+        self._seen.put(key, True)
+        self._threads.put(row["thread_id"], True)
+        return True
 
 
 def _parts(wanted: EventFilter) -> list[Part]:

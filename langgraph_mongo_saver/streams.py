@@ -83,14 +83,17 @@ class CheckpointStream(_Stream, Iterator[CheckpointEvent]):
         """
         while not self._events:
             if self._closed.is_set():
+                self.close()  # whoever closed it may not have waited for the end of the last step
                 raise StopIteration
             self.step()
         return self._events.popleft()
 
     def step(self) -> None:
-        """Do one step, of half a second at most while nothing happens; then there may be events."""
+        """Do one step, of half a second at most while nothing happens; then there may be events. Nothing once closed."""
         try:
             with self._busy:
+                if self._closed.is_set():
+                    return
                 step = self._following()
                 if isinstance(step, Deliver):
                     self._deliver(step)
@@ -200,6 +203,8 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
 
         Whoever waits for it may be cancelled: the step goes on, and the next call waits for it.
         """
+        if self._closed.is_set():
+            return
         if self._stepping is None:
             self._stepping = asyncio.create_task(self._step())
         stepping = self._stepping

@@ -21,7 +21,7 @@ from langgraph_mongo_saver.events import CheckpointEvent, Position
 from langgraph_mongo_saver.gathering import Deliver, Gathering, Next, Open, Pause, Seen, Steps, Watch
 from langgraph_mongo_saver.plans import Plan, Planner
 from langgraph_mongo_saver.retry import pauses
-from langgraph_mongo_saver.stored_events import catch_up, poll
+from langgraph_mongo_saver.stored_events import Polling, catch_up
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Feed:
     def __post_init__(self) -> None:
         self.position = self.watch.start
         self._gathering = Gathering(self.planner, self.watch.wanted)
+        self._polling = Polling(self._gathering)
 
     def steps(self) -> Steps:
         """The plan."""
@@ -62,7 +63,7 @@ class Feed:
                 if interval is None:
                     yield from self._stream()
                 else:
-                    yield from poll(self._gathering, self.watch, self.position, interval)
+                    yield from self._polling.steps(interval, self.position.at)
             except PyMongoError as error:
                 self.connected = False
                 yield from self._recover(error)
