@@ -42,6 +42,9 @@ def change_pipeline(settings: Settings, wanted: EventFilter) -> list[Document]:
     if "thread_deleted" in wanted.kinds:
         thread = {name: value for name, value in place.items() if not name.endswith("_ns")}
         cases.append({"ns.coll": settings.checkpoints, "operationType": "delete", **thread})
+        # Where a thread begins anew, another of its name is gone.
+        root = {"fullDocument.parent_checkpoint_id": None, "fullDocument.checkpoint_ns": ""}
+        cases.append({"ns.coll": settings.checkpoints, "operationType": "insert", **root, **thread})
     changed = {"$objectToArray": {"$ifNull": ["$updateDescription.updatedFields", {}]}}
     shown = {
         **dict.fromkeys(("operationType", "clusterTime", "documentKey", "ns"), 1),
@@ -72,7 +75,9 @@ def projection() -> Document:
 def _told_writes(path: str) -> Document:
     bare = {"idx": "$$write.idx", "channel": "$$write.channel"}
     kept = {"$cond": [{"$in": ["$$write.channel", {"$literal": list(TOLD)}]}, "$$write", bare]}
-    return {"$map": {"input": path, "as": "write", "in": kept}}
+    # A foreign document may hold anything here.
+    writes = {"$cond": [{"$isArray": [path]}, path, []]}
+    return {"$map": {"input": writes, "as": "write", "in": kept}}
 
 
 def _place(path: str, wanted: EventFilter) -> Document:

@@ -74,7 +74,8 @@ class CheckpointEvent:
     def to_dict(self) -> dict[str, Any]:
         """The event in JSON's types. Interrupts become ``{"value", "id"}``; what JSON does not know becomes text."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain: dict[str, Any] = json.loads(json.dumps(fields, default=_plain, skipkeys=True))
+        # JSON has no NaN and no infinity.
+        plain: dict[str, Any] = json.loads(json.dumps(fields, default=_plain, skipkeys=True), parse_constant=str)
         return plain
 
     def to_json(self) -> str:
@@ -139,8 +140,10 @@ def start_of(resume_from: object, start_at: object) -> Position:
     try:
         text = str.__str__(resume_from)
         document = bson.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        at = document["at"]
-        return Position(document["token"], None if at is None else at.replace(tzinfo=timezone.utc))
+        token, at = document["token"], document["at"]
+        if token is not None and not isinstance(token, Mapping):
+            raise TypeError
+        return Position(token, None if at is None else at.replace(tzinfo=timezone.utc))
     except (TypeError, ValueError, KeyError, AttributeError, bson.errors.BSONError):
         raise InvalidArgument(
             f"resume_from must be the position of an event, but another {type(resume_from).__name__} was given"
@@ -181,6 +184,10 @@ class EventFilter:
 
 def _same(a: Any, b: Any) -> bool:
     # As the database compares: True is not 1.
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 

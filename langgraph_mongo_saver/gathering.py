@@ -55,10 +55,17 @@ class Pause:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Hand over events, if there are any, and tell where to go on after them."""
+    """Hand over events, if there are any, and tell where to go on after them.
+
+    Attributes:
+        events: the events.
+        position: the place behind them.
+        read: whether something has been read; what was just opened may break again at once.
+    """
 
     events: Sequence[CheckpointEvent]
     position: Position
+    read: bool = True
 
 
 @dataclass(frozen=True)

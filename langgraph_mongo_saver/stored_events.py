@@ -67,7 +67,7 @@ class Polling:
         if start is None:
             for row in (yield from _lately(wanted, parts, since)):
                 self._is_new(row)
-        yield Deliver([], Position(at=since))
+        yield Deliver([], Position(at=since), read=False)
         while True:
             for row in (yield from _lately(wanted, parts, since)):
                 if self._is_new(row):

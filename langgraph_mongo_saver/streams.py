@@ -89,7 +89,7 @@ class CheckpointStream(_Stream, Iterator[CheckpointEvent]):
         return self._events.popleft()
 
     def step(self) -> None:
-        """Do one step, of half a second at most while nothing happens; then there may be events. Nothing once closed."""
+        """Do one step, of half a second at most while nothing happens; then there may be events. Nothing if closed."""
         try:
             with self._busy:
                 if self._closed.is_set():
@@ -161,6 +161,7 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
         self._entered = False
         self._stepping: asyncio.Task[None] | None = None
         self._first: list[Any] = []
+        self._making_cursor = False
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -172,7 +173,11 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
         """Wait until the stream is open: nothing that is stored after that is missed."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-        await asyncio.shield(self._opening)
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            if not (self._closed.is_set() and self._opening.cancelled()):
+                raise  # the waiting was cancelled; else the stream was closed meanwhile
 
     async def _open(self) -> None:
         self._saver._home.enter()
@@ -254,21 +259,34 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
 
     async def _watch(self, step: Open) -> Any:
         await self._close_changes()
-        changes = self._saver.db.watch(step.stages, **_OPTIONS, **step.options)
-        self._changes = await changes if inspect.isawaitable(changes) else changes
         self._first.clear()
-        if not inspect.isawaitable(changes):  # Motor opens its cursor only when the first change is asked for
-            change = await self._changes.try_next()
-            self._first += [] if change is None else [change]
-        return self._changes.resume_token
+        self._making_cursor = True
+        try:
+            changes = self._saver.db.watch(step.stages, **_OPTIONS, **step.options)
+            if inspect.isawaitable(changes):
+                self._changes = await changes
+            else:  # Motor opens its cursor only when the first change is asked for
+                self._changes = changes
+                change = await self._changes.try_next()
+                self._first += [] if change is None else [change]
+        finally:
+            self._making_cursor = False
+        token = self._changes.resume_token
+        if self._closed.is_set():
+            await self._close_changes()
+        return token
 
     async def aclose(self) -> None:
         """End the stream and its cursor."""
         self._closed.set()
-        running = [task for task in (self._opening, self._stepping) if task is not None and not task.done()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if self._opening is not None:
+            self._opening.cancel()
+        stepping = self._stepping
+        if stepping is not None and not stepping.done():
+            # A cursor that is being opened would be lost; once it is there, it is closed.
+            if not self._making_cursor:
+                stepping.cancel()
+            await asyncio.wait([stepping], timeout=2 * _AWAIT_MS / 1000)
         await self._close_changes()
 
     async def _close_changes(self) -> None:

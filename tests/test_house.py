@@ -193,7 +193,10 @@ IMPURE_BUT_ALLOWED = {
 DATA_OF_THE_DRIVER = frozenset(
     {"pymongo.errors", "pymongo.ASCENDING", "pymongo.DESCENDING", "pymongo.IndexModel", "pymongo.ReturnDocument"}
 )
-CLOCKS = {("plans", "now"): "the default of a clock that is handed in"}
+CLOCKS = {
+    ("plans", "now"): "the default of a clock that is handed in",
+    ("watching", "monotonic"): "one that is handed in",
+}
 # The distribution that brings a module, as pyproject.toml names it.
 DISTRIBUTIONS = {
     "bson": "pymongo",
