@@ -1,7 +1,7 @@
 """LangGraph checkpoints in MongoDB, for sync and async graphs."""
 
 from langgraph_mongo_saver.aio import AsyncMongoDBSaver
-from langgraph_mongo_saver.alistener import AsyncCheckpointListener, AsyncSubscription
+from langgraph_mongo_saver.alistener import AsyncCheckpointListener
 from langgraph_mongo_saver.delivery import ListenerStatus
 from langgraph_mongo_saver.errors import (
     ChangeStreamsUnavailable,
@@ -21,10 +21,11 @@ from langgraph_mongo_saver.errors import (
     WrongEventLoop,
 )
 from langgraph_mongo_saver.events import CheckpointEvent
-from langgraph_mongo_saver.listener import CheckpointListener, Subscription
+from langgraph_mongo_saver.listener import CheckpointListener
 from langgraph_mongo_saver.maintenance import Removed
 from langgraph_mongo_saver.saver import MongoDBSaver
 from langgraph_mongo_saver.streams import AsyncCheckpointStream, CheckpointStream
+from langgraph_mongo_saver.subscriptions import AsyncSubscription, Subscription
 from langgraph_mongo_saver.threads import ThreadSummary
 
 __all__ = [

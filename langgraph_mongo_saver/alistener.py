@@ -9,7 +9,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo.errors import PyMongoError
 
 from langgraph_mongo_saver.aio import AsyncMongoDBSaver
-from langgraph_mongo_saver.delivery import Callback, Ledger, ListenerStatus, Mailbox, Policy
+from langgraph_mongo_saver.delivery import Callback, ListenerStatus, Mailbox, Policy
 from langgraph_mongo_saver.errors import ListenerBusy
 from langgraph_mongo_saver.events import CheckpointEvent
 from langgraph_mongo_saver.listening import Listening
 from langgraph_mongo_saver.positions import keep, release, stored_position, take_lease
 from langgraph_mongo_saver.streams import AsyncCheckpointStream
+from langgraph_mongo_saver.subscriptions import AsyncSubscription
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # a dependency of langgraph-checkpoint's dependencies only
@@ -31,90 +33,8 @@ logger = logging.getLogger(__name__)
 
 CallbackT = TypeVar("CallbackT", bound=Callback)
 
-# How long a full mailbox is waited for, before the lease is looked after.
-_WAIT = 0.2
-
-
-class AsyncSubscription(AsyncIterator[CheckpointEvent]):
-    """Events for one subscriber, as an async iterator. An event counts as handled when the next one is asked for."""
-
-    def __init__(self, mailbox: Mailbox, ledger: Ledger, closed: Callable[[AsyncSubscription], None]) -> None:
-        self.mailbox = mailbox
-        self._ledger = ledger
-        self._closed = closed
-        self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
-        self._handling: int | None = None
-        self._ended = False
-        self._failure: BaseException | None = None
-
-    @property
-    def dropped(self) -> int:
-        """How many events were dropped because this subscriber was too slow."""
-        return self.mailbox.dropped
-
-    async def offer(self, number: int, event: CheckpointEvent) -> bool:
-        """Hand an event over, if there is room for it within a moment."""
-        if self.mailbox.must_wait and not self._ended:
-            self._room.clear()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._room.wait(), _WAIT)
-        if self._ended:
-            self._ledger.handled(number)
-        elif self.mailbox.must_wait:
-            return False
-        elif (dropped := self.mailbox.put(number, event)) is not None:
-            self._ledger.handled(dropped)
-        self._arrived.set()
-        return True
-
-    async def __anext__(self) -> CheckpointEvent:
-        """The next event; what ended the listener is raised, if it failed."""
-        self._done()
-        while not self.mailbox.entries:
-            if self._failure is not None:
-                raise self._failure
-            if self._ended:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        self._handling, event = self.mailbox.entries.popleft()
-        self._room.set()
-        return event
-
-    def _done(self) -> None:
-        if self._handling is not None:
-            self._ledger.handled(self._handling)
-            self._handling = None
-
-    def end(self, failure: BaseException | None = None) -> None:
-        """Let it end once what is in it has been taken."""
-        self._ended, self._failure = True, failure
-        self._arrived.set()
-        self._room.set()
-
-    def forget(self) -> None:
-        """Empty it, without a word to the ledger: somebody else will handle these events."""
-        self.mailbox.entries.clear()
-        self._handling = None
-        self._room.set()
-
-    def close(self) -> None:
-        """Take no more events."""
-        self._done()
-        for number, _ in self.mailbox.entries:
-            self._ledger.handled(number)
-        self.mailbox.entries.clear()
-        self.end()
-        self._closed(self)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+# How long to wait before a database that cannot be reached is tried again.
+_REST = 1.0
 
 
 class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream]):
@@ -139,6 +59,8 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
         self._subscriptions: list[AsyncSubscription] = []
         self._workers: list[asyncio.Task[None]] = []
         self._callbacks: list[tuple[Callback, AsyncSubscription]] = []
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._ended = False
         self._stopping = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -200,6 +122,8 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
         subscription = AsyncSubscription(mailbox, self._ledger, self._remove)
         # A new list each time: the stream's task goes through the one that it has.
         self._subscriptions = [*self._subscriptions, subscription]
+        if self._ended:
+            subscription.end(self._failure)
         return subscription
 
     def _remove(self, subscription: AsyncSubscription) -> None:
@@ -209,7 +133,8 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
 
     def status(self) -> ListenerStatus:
         """How it is doing."""
-        return self._status([s.mailbox for s in self._subscriptions], self._stream and self._stream.feed)
+        stream = self._stream
+        return self._status([s.mailbox for s in self._subscriptions], stream and stream.feed)
 
     async def start(self) -> Self:
         """Start, and return when the stream is open, or another process is found to run the listener of this name.
@@ -220,6 +145,7 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
             ChangeStreamsUnavailable: if the server has none.
             pymongo.errors.PyMongoError: if the database cannot be reached.
         """
+        self._check_start()
         if self._task is None:
             self._saver._home.enter()
             self._task = asyncio.create_task(self._run(), name=f"checkpoints {self._name or ''}")
@@ -231,12 +157,15 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
         return self
 
     async def stop(self, timeout: float = 10.0) -> None:
-        """Stop: what has been received is handled within `timeout` seconds, and the position is kept."""
-        self._stopping.set()
+        """Stop: what has been received is handled within `timeout` seconds, and the position is kept.
+
+        A callback may call it too; then it does not wait.
+        """
         self._patience = timeout
+        self._stopping.set()
         if self._stream is not None:
             await self._stream.aclose()
-        if self._task is not None:
+        if self._task is not None and asyncio.current_task() not in self._calls:
             await asyncio.wait([self._task], timeout=timeout + 2)
 
     async def wait(self) -> None:
@@ -247,7 +176,11 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
             raise self._failure
 
     async def __aenter__(self) -> Self:
-        return await self.start()
+        try:
+            return await self.start()
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -261,8 +194,13 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
     async def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if self._name is None or await self._lead(self._name):
-                    await self._follow()
+                try:
+                    if self._name is None or await self._lead(self._name):
+                        await self._follow()
+                except PyMongoError as error:
+                    if not self._outlasts(error, self._ready.is_set()):
+                        raise
+                    await self._rest(_REST)
             self._state = "stopped"
         except Exception as error:
             self._state, self._failure = "failed", error
@@ -277,18 +215,25 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
                 raise ListenerBusy(f"Another process runs the listener {name!r}, or did {self._lease:g} s ago")
             self._state = "standby"
             self._ready.set()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), self._lease / 3)
+            await self._rest(self._lease / 3)
+            if self._stopping.is_set():
                 return False
         return True
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _follow(self) -> None:
         self._state = "starting"
         stored = None if self._name is None else await self._saver._drive(stored_position(self._name))
         async with self._saver.watch(**self._arguments, **self._where_to_begin(stored)) as stream:
-            self._stream, self._state = stream, "running"
+            self._stream = stream
+            # Kept before anything can be stored that is to be heard of, should this process die at once.
+            self._ledger.issue(stream.position, 0)
+            held = await self._keep()
+            self._state = "running"
             self._ready.set()
-            held = True
             while held and not self._stopping.is_set():
                 await stream.step()
                 events = stream.take()
@@ -297,6 +242,7 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
                 if not events:
                     self._ledger.issue(stream.position, 0)
                 held = held and await self._keep()
+        self._stream = None
         self._reconnects += stream.feed.reconnects
         if not held and not self._stopping.is_set():
             logger.warning("The listener %r was taken over by another process", self._name)
@@ -318,11 +264,21 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
         due, position = self._position_to_keep()
         if not due or self._name is None:
             return True
-        held = await self._saver._drive(keep(self._name, self._owner, self._lease, position))
-        self._was_kept(position)
+        try:
+            if await self._saver._drive(keep(self._name, self._owner, self._lease, position)):
+                self._was_kept(position)
+                return True
+            # Nobody may have taken it: the lease has only run out, or the database was dropped.
+            held = await self._saver._drive(take_lease(self._name, self._owner, self._lease))
+        except PyMongoError as error:
+            if not self._outlasts(error, True):
+                raise
+            held = True
+        self._was_not_kept()
         return held
 
     async def _finish(self) -> None:
+        self._ended = True
         for subscription in self._subscriptions:
             subscription.end(self._failure)
         if self._workers:
@@ -341,22 +297,47 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
         self._workers.append(asyncio.create_task(self._handle(callback, subscription)))
 
     async def _handle(self, callback: Callback, subscription: AsyncSubscription) -> None:
-        try:
-            async for event in subscription:
-                await self._call(callback, event)
-        except Exception:  # noqa: BLE001 - what ended the listener is told to who waits for it
-            return
+        # A thread of its own, as in the event loop's few a callback that blocks would keep all others waiting.
+        with ThreadPool(1) as thread:
+            try:
+                async for event in subscription:
+                    await self._call(callback, event, thread)
+            except Exception:  # noqa: BLE001 - what ended the listener is told to who waits for it
+                return
 
-    async def _call(self, callback: Callback, event: CheckpointEvent) -> None:
+    async def _call(self, callback: Callback, event: CheckpointEvent, thread: Executor) -> None:
+        # A task of its own, so that one that is cancelled does not take its worker with it.
+        call = asyncio.ensure_future(_called(callback, event, thread))
+        self._calls.add(call)
         try:
-            asynchronous = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__)
-            result = callback(event) if asynchronous else await asyncio.to_thread(callback, event)
-            if inspect.isawaitable(result):
-                await result
-        except Exception as error:
-            logger.exception("A callback raised on an event of thread %r", event.thread_id)
-            if self._on_error is not None:
-                try:
-                    self._on_error(error, event)
-                except Exception:
-                    logger.exception("on_error raised too")
+            await asyncio.wait([call])
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        finally:
+            self._calls.discard(call)
+        error = asyncio.CancelledError() if call.cancelled() else call.exception()
+        if error is None:
+            return
+        logger.error("A callback raised on an event of thread %r", event.thread_id, exc_info=error)
+        if self._on_error is not None:
+            try:
+                self._on_error(error, event)
+            except Exception:
+                logger.exception("on_error raised too")
+
+
+class ThreadPool(ThreadPoolExecutor):
+    """An executor that nobody waits for at its end: a callback may hang."""
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown(wait=False)
+
+
+async def _called(callback: Callback, event: CheckpointEvent, thread: Executor) -> None:
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__):
+        await callback(event)
+        return
+    result = await asyncio.get_running_loop().run_in_executor(thread, callback, event)
+    if inspect.isawaitable(result):
+        await result

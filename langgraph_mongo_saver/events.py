@@ -211,7 +211,7 @@ def event_filter(
         InvalidArgument: naming the argument that cannot be used.
     """
     chosen = frozenset(kind for kind in KINDS if kind in kinds)
-    if len(chosen) != len(set(kinds)):
+    if not all(isinstance(kind, str) and kind in KINDS for kind in kinds):
         raise InvalidArgument(f"kinds must be among {sorted(KINDS)}, but others were given")
     return EventFilter(
         kinds=chosen or KINDS,

@@ -121,7 +121,9 @@ def watch_of(
     if on_gap not in ("raise", "catch_up"):
         raise InvalidArgument(f"on_gap must be 'raise' or 'catch_up', but another {type(on_gap).__name__} was given")
     for name, seconds in (("poll_interval", poll_interval), ("retry_seconds", retry_seconds)):
-        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds < 0):
+        if seconds is None or (name == "retry_seconds" and seconds == float("inf")):
+            continue
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
             given = seconds if isinstance(seconds, (int, float)) else f"a {type(seconds).__name__}"
             raise InvalidArgument(f"{name} must be a number of seconds from 0 on or None, but {given} was given")
     wanted = event_filter(

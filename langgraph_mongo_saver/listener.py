@@ -10,19 +10,20 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.errors import PyMongoError
 
-from langgraph_mongo_saver.delivery import Callback, Ledger, ListenerStatus, Mailbox, Policy
+from langgraph_mongo_saver.delivery import Callback, ListenerStatus, Mailbox, Policy
 from langgraph_mongo_saver.errors import ListenerBusy
 from langgraph_mongo_saver.events import CheckpointEvent
 from langgraph_mongo_saver.listening import Listening
 from langgraph_mongo_saver.positions import keep, release, stored_position, take_lease
 from langgraph_mongo_saver.saver import MongoDBSaver
 from langgraph_mongo_saver.streams import CheckpointStream
+from langgraph_mongo_saver.subscriptions import Subscription
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # a dependency of langgraph-checkpoint's dependencies only
@@ -31,90 +32,8 @@ logger = logging.getLogger(__name__)
 
 CallbackT = TypeVar("CallbackT", bound=Callback)
 
-# How long a full mailbox is waited for, before the lease is looked after.
-_WAIT = 0.2
-
-
-class Subscription(Iterator[CheckpointEvent]):
-    """Events for one subscriber, as an iterator. An event counts as handled when the next one is asked for."""
-
-    def __init__(self, mailbox: Mailbox, ledger: Ledger, closed: Callable[[Subscription], None]) -> None:
-        self.mailbox = mailbox
-        self._ledger = ledger
-        self._closed = closed
-        self._changed = threading.Condition()
-        self._handling: int | None = None
-        self._ended = False
-        self._failure: BaseException | None = None
-
-    @property
-    def dropped(self) -> int:
-        """How many events were dropped because this subscriber was too slow."""
-        return self.mailbox.dropped
-
-    def offer(self, number: int, event: CheckpointEvent) -> bool:
-        """Hand an event over, if there is room for it within a moment."""
-        with self._changed:
-            if self.mailbox.must_wait and not self._ended:
-                self._changed.wait(_WAIT)
-            if self._ended:
-                self._ledger.handled(number)
-            elif self.mailbox.must_wait:
-                return False
-            elif (dropped := self.mailbox.put(number, event)) is not None:
-                self._ledger.handled(dropped)
-            self._changed.notify_all()
-            return True
-
-    def __next__(self) -> CheckpointEvent:
-        """The next event; what ended the listener is raised, if it failed."""
-        with self._changed:
-            self._done()
-            while not self.mailbox.entries:
-                if self._failure is not None:
-                    raise self._failure
-                if self._ended:
-                    raise StopIteration
-                self._changed.wait()
-            self._handling, event = self.mailbox.entries.popleft()
-            self._changed.notify_all()
-            return event
-
-    def _done(self) -> None:
-        if self._handling is not None:
-            self._ledger.handled(self._handling)
-            self._handling = None
-
-    def end(self, failure: BaseException | None = None) -> None:
-        """Let it end once what is in it has been taken."""
-        with self._changed:
-            self._ended, self._failure = True, failure
-            self._changed.notify_all()
-
-    def forget(self) -> None:
-        """Empty it, without a word to the ledger: somebody else will handle these events."""
-        with self._changed:
-            self.mailbox.entries.clear()
-            self._handling = None
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Take no more events."""
-        with self._changed:
-            self._done()
-            for number, _ in self.mailbox.entries:
-                self._ledger.handled(number)
-            self.mailbox.entries.clear()
-        self.end()
-        self._closed(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+# How long to wait before a database that cannot be reached is tried again.
+_REST = 1.0
 
 
 class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
@@ -136,7 +55,8 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
 
     def __init__(self, saver: MongoDBSaver, **arguments: Any) -> None:
         super().__init__(saver, **arguments)
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
+        self._ended = False
         self._subscriptions: list[Subscription] = []
         self._workers: list[threading.Thread] = []
         self._callbacks: list[tuple[Callback, Subscription]] = []
@@ -177,10 +97,11 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
         mailbox = self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy)
 
         def register(callback: CallbackT) -> CallbackT:
-            subscription = self._add(mailbox)
-            self._callbacks.append((callback, subscription))
-            if self._thread is not None:
-                self._work(callback, subscription)
+            with self._changing:
+                subscription = self._add(mailbox)
+                self._callbacks.append((callback, subscription))
+                if self._thread is not None:
+                    self._work(callback, subscription)
             return callback
 
         return register
@@ -202,6 +123,8 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
         with self._changing:
             # A new list each time: the stream's thread goes through the one that it has.
             self._subscriptions = [*self._subscriptions, subscription]
+            if self._ended:
+                subscription.end(self._failure)
         return subscription
 
     def _remove(self, subscription: Subscription) -> None:
@@ -212,7 +135,8 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
 
     def status(self) -> ListenerStatus:
         """How it is doing."""
-        return self._status([s.mailbox for s in self._subscriptions], self._stream and self._stream.feed)
+        stream = self._stream
+        return self._status([s.mailbox for s in self._subscriptions], stream and stream.feed)
 
     def start(self) -> Self:
         """Start, and return when the stream is open, or another process is found to run the listener of this name.
@@ -223,23 +147,28 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
             ChangeStreamsUnavailable: if the server has none.
             pymongo.errors.PyMongoError: if the database cannot be reached.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"checkpoints {self._name or ''}", daemon=True)
-            for callback, subscription in self._callbacks:
-                self._work(callback, subscription)
-            self._thread.start()
+        self._check_start()
+        with self._changing:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"checkpoints {self._name or ''}", daemon=True)
+                for callback, subscription in self._callbacks:
+                    self._work(callback, subscription)
+                self._thread.start()
         self._ready.wait()
         if self._failure is not None:
             raise self._failure
         return self
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Stop: what has been received is handled within `timeout` seconds, and the position is kept."""
-        self._stopping.set()
+        """Stop: what has been received is handled within `timeout` seconds, and the position is kept.
+
+        A callback may call it too; then it does not wait.
+        """
         self._patience = timeout
-        if self._stream is not None:
-            self._stream.close()
-        if self._thread is not None:
+        self._stopping.set()
+        if (stream := self._stream) is not None:
+            stream.close()
+        if self._thread is not None and threading.current_thread() not in self._workers:
             self._thread.join(timeout + 2)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -264,8 +193,13 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if self._name is None or self._lead(self._name):
-                    self._follow()
+                try:
+                    if self._name is None or self._lead(self._name):
+                        self._follow()
+                except PyMongoError as error:
+                    if not self._outlasts(error, self._ready.is_set()):
+                        raise
+                    self._rest(_REST)
             self._state = "stopped"
         except Exception as error:
             self._state, self._failure = "failed", error
@@ -280,17 +214,24 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
                 raise ListenerBusy(f"Another process runs the listener {name!r}, or did {self._lease:g} s ago")
             self._state = "standby"
             self._ready.set()
-            if self._stopping.wait(self._lease / 3):
+            self._rest(self._lease / 3)
+            if self._stopping.is_set():
                 return False
         return True
+
+    def _rest(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
 
     def _follow(self) -> None:
         self._state = "starting"
         stored = None if self._name is None else self._saver._drive(stored_position(self._name))
         with self._saver.watch(**self._arguments, **self._where_to_begin(stored)) as stream:
-            self._stream, self._state = stream, "running"
+            self._stream = stream
+            # Kept before anything can be stored that is to be heard of, should this process die at once.
+            self._ledger.issue(stream.position, 0)
+            held = self._keep()
+            self._state = "running"
             self._ready.set()
-            held = True
             while held and not self._stopping.is_set():
                 stream.step()
                 events = stream.take()
@@ -299,6 +240,7 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
                 if not events:
                     self._ledger.issue(stream.position, 0)
                 held = held and self._keep()
+        self._stream = None
         self._reconnects += stream.feed.reconnects
         if not held and not self._stopping.is_set():
             logger.warning("The listener %r was taken over by another process", self._name)
@@ -320,15 +262,27 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
         due, position = self._position_to_keep()
         if not due or self._name is None:
             return True
-        held = self._saver._drive(keep(self._name, self._owner, self._lease, position))
-        self._was_kept(position)
+        try:
+            if self._saver._drive(keep(self._name, self._owner, self._lease, position)):
+                self._was_kept(position)
+                return True
+            # Nobody may have taken it: the lease has only run out, or the database was dropped.
+            held = self._saver._drive(take_lease(self._name, self._owner, self._lease))
+        except PyMongoError as error:
+            if not self._outlasts(error, True):
+                raise
+            held = True
+        self._was_not_kept()
         return held
 
     def _finish(self) -> None:
-        for subscription in self._subscriptions:
-            subscription.end(self._failure)
+        with self._changing:
+            self._ended = True
+            for subscription in self._subscriptions:
+                subscription.end(self._failure)
+        deadline = time.monotonic() + self._patience
         for worker in self._workers:
-            worker.join(self._patience)
+            worker.join(max(deadline - time.monotonic(), 0))
         if self._name is None:
             return
         try:
@@ -359,7 +313,7 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
             result = callback(event)
             if inspect.isawaitable(result):
                 loop.run_until_complete(_awaited(result))
-        except Exception as error:
+        except BaseException as error:  # also sys.exit: its worker must go on, or the stream would wait
             logger.exception("A callback raised on an event of thread %r", event.thread_id)
             if self._on_error is not None:
                 try:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pymongo.errors import PyMongoError
+
+from langgraph_mongo_saver.address import identifier
+from langgraph_mongo_saver.changes import reaction
 from langgraph_mongo_saver.delivery import Ledger, ListenerStatus, Mailbox, OnError, Policy, State, lag_of
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.events import CheckpointEvent, OnGap, event_filter
 from langgraph_mongo_saver.gathering import watch_of
 from langgraph_mongo_saver.plans import Planner
+
+logger = logging.getLogger(__name__)
 
 SaverT = TypeVar("SaverT")
 StreamT = TypeVar("StreamT")
@@ -64,7 +71,7 @@ class Listening(Generic[SaverT, StreamT]):
         Raises:
             InvalidArgument: if an argument cannot be used.
         """
-        self._check(saver, name, lease_seconds)
+        self._check(saver, name, lease_seconds, on_error)
         self._saver = saver
         planner: Planner = saver._planner  # type: ignore[attr-defined]  # what was checked above has it
         self._settings, self._clock = planner.settings, planner.clock
@@ -87,20 +94,20 @@ class Listening(Generic[SaverT, StreamT]):
     def _monotonic() -> float:
         raise NotImplementedError
 
-    def _check(self, saver: object, name: object, lease_seconds: object) -> None:
+    def _check(self, saver: object, name: object, lease_seconds: object, on_error: object) -> None:
         if not isinstance(saver, self._saver_type):
             raise InvalidArgument(
                 f"saver must be a {self._saver_type.__name__} for a {type(self).__name__}, "
                 f"but a {type(saver).__name__} was given"
             )
-        if name is not None and (not isinstance(name, str) or not name):
-            raise InvalidArgument(
-                f"name must be a str that is not empty, or None, but a {type(name).__name__} was given"
-            )
-        if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, (int, float)) or lease_seconds < 1:
-            raise InvalidArgument(
-                f"lease_seconds must be a number of seconds from 1 on, but {lease_seconds!r} was given"
-            )
+        if name is not None and not identifier(name, "name"):
+            raise InvalidArgument("name must not be empty; None is for a listener whose position is not kept")
+        finite = isinstance(lease_seconds, (int, float)) and 1 <= lease_seconds < float("inf")
+        if isinstance(lease_seconds, bool) or not finite:
+            given = lease_seconds if isinstance(lease_seconds, (int, float)) else f"a {type(lease_seconds).__name__}"
+            raise InvalidArgument(f"lease_seconds must be a number of seconds from 1 on, but {given} was given")
+        if on_error is not None and not callable(on_error):
+            raise InvalidArgument(f"on_error must be a function or None, but a {type(on_error).__name__} was given")
 
     def _begin_anew(self) -> None:
         self._ledger = Ledger(self._monotonic)
@@ -148,6 +155,21 @@ class Listening(Generic[SaverT, StreamT]):
     def _was_kept(self, position: str | None) -> None:
         self._kept = (position or self._kept[0], self._monotonic())
         self._news = self._ledger.busy
+
+    def _was_not_kept(self) -> None:
+        self._kept = (None, self._monotonic())
+        self._news = True
+
+    def _outlasts(self, error: PyMongoError, started: bool) -> bool:
+        """Whether a failure is one to wait for; a start that fails is told to who starts."""
+        passing = started and self._arguments["retry_seconds"] is None and reaction(error) == "retry"
+        if passing:
+            logger.warning("Listener %r cannot reach the database (%s); trying again", self._name, type(error).__name__)
+        return passing
+
+    def _check_start(self) -> None:
+        if self._state == "stopped":
+            raise InvalidArgument("a listener is started once; construct another to listen again")
 
     def _status(self, mailboxes: Iterable[Mailbox], feed: Any) -> ListenerStatus:
         boxes = list(mailboxes)

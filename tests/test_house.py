@@ -163,7 +163,7 @@ LAYERS = (
     {"driver", "compaction", "changes"},
     {"gathering"},
     {"bridge", "stored_events", "delivery", "positions"},
-    {"watching", "listening"},
+    {"watching", "listening", "subscriptions"},
     {"streams"},
     {"saver", "aio"},
     {"listener", "alistener"},
@@ -181,6 +181,7 @@ NOT_PURE = {
     "mongod",
     "saver",
     "streams",
+    "subscriptions",
 }
 PURE = frozenset(MODULES) - NOT_PURE
 # What a pure room must not import; and who may all the same, with the reason.
