@@ -247,15 +247,18 @@ def writes_of(addresses: Sequence[Address], *, gaps: bool = True) -> Request:
     for address in addresses:
         groups.setdefault((address.thread_id, address.checkpoint_ns), []).append(address.key["checkpoint_id"])
     queries = [
-        {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": {"$in": ids} if gaps else _range(ids)}
+        {"thread_id": thread_id, "checkpoint_ns": ns, **({"checkpoint_id": {"$in": ids}} if gaps else _between(ids))}
         for (thread_id, ns), ids in groups.items()
     ]
     query = queries[0] if len(queries) == 1 else {"$or": queries}
     return _find("writes", query, projection=_READ_OF_WRITES)
 
 
-def _range(checkpoint_ids: Sequence[str]) -> Document:
-    return {"$gte": min(checkpoint_ids), "$lte": max(checkpoint_ids)}
+def _between(checkpoint_ids: Sequence[str]) -> Document:
+    # Two conditions, as SecantusDB 0.7 gets both bounds in one wrong where the index descends.
+    return {
+        "$and": [{"checkpoint_id": {"$gte": min(checkpoint_ids)}}, {"checkpoint_id": {"$lte": max(checkpoint_ids)}}]
+    }
 
 
 def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequence[str]) -> Request:
@@ -276,7 +279,7 @@ def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequenc
     if len(runs) > _MOST_RANGES:
         query = some(address, [checkpoint_id for ids in runs for checkpoint_id in ids])
     else:
-        ranges = [{**_of(address.at(None)), "checkpoint_id": _range(ids)} for ids in runs]
+        ranges = [{**_of(address.at(None)), **_between(ids)} for ids in runs]
         query = ranges[0] if len(ranges) == 1 else {"$or": ranges}
     names = ("checkpoint_id", "task_id", "task_path", "layout")
     return _find("writes", query, projection={"_id": 0, **dict.fromkeys(names, 1), "writes": chosen})

@@ -216,12 +216,15 @@ def _matches(document: dict[str, str], query: Mapping[str, Any]) -> bool:
     return True
 
 
+def between(low: str, high: str) -> dict[str, Any]:
+    return {"$and": [{"checkpoint_id": {"$gte": low}}, {"checkpoint_id": {"$lte": high}}]}
+
+
 def test_the_writes_of_one_namespace_are_one_range_where_nothing_lies_between() -> None:
     two = [Address("1", "", "b"), Address("1", "", "a")]
     namespace = {"thread_id": "1", "checkpoint_ns": ""}
     assert pipelines.writes_of(two).args[0] == {**namespace, "checkpoint_id": {"$in": ["b", "a"]}}
-    between = {**namespace, "checkpoint_id": {"$gte": "a", "$lte": "b"}}
-    assert pipelines.writes_of(two, gaps=False).args[0] == between
+    assert pipelines.writes_of(two, gaps=False).args[0] == {**namespace, **between("a", "b")}
     for gaps in (True, False):
         many = pipelines.writes_of([*two, Address("2", "", "a")], gaps=gaps).args[0]["$or"]
         assert [query["thread_id"] for query in many] == ["1", "2"]
@@ -230,9 +233,10 @@ def test_the_writes_of_one_namespace_are_one_range_where_nothing_lies_between() 
 def test_the_writes_to_channels_are_a_range_a_run_unless_there_are_very_many() -> None:
     address = Address("1", "", "9")
     namespace = {"thread_id": "1", "checkpoint_ns": ""}
-    ranges = [{**namespace, "checkpoint_id": {"$gte": low, "$lte": high}} for low, high in ("46", "13")]
-    assert pipelines.writes_to(address, ["654"], ["a"]).args[0] == ranges[0]
-    assert pipelines.writes_to(address, ["654", "321"], ["a"]).args[0] == {"$or": ranges}
+    runs = [["46", "45", "44"], ["23", "22"]]
+    ranges = [{**namespace, **between(*bounds)} for bounds in (("44", "46"), ("22", "23"))]
+    assert pipelines.writes_to(address, runs[:1], ["a"]).args[0] == ranges[0]
+    assert pipelines.writes_to(address, runs, ["a"]).args[0] == {"$or": ranges}
     many = [f"{number:02}" for number in range(33)]
     query = pipelines.writes_to(address, [[id_] for id_ in many], ["a"]).args[0]
     assert query == {**namespace, "checkpoint_id": {"$in": many}}
