@@ -110,12 +110,17 @@ async def test_only_a_page_is_loaded_before_the_first_item(
     saver: Surface, recorder: CommandRecorder, mongo: Any
 ) -> None:
     await fill(saver, *(("a", "", f"{n:03}") for n in range(140)))
+    before = open_cursors(mongo)
     with recorder.recording() as seen:
         async with aclosing(saver.iterate(None)) as listing:
             assert ids([await anext(listing)]) == ["139"]
     assert seen.names == ["find", "find"]
     assert seen.killed_cursors == []
-    assert mongo.admin.command("serverStatus").get("metrics", {}).get("cursor", {}).get("open", {}).get("total", 0) == 0
+    assert open_cursors(mongo) <= before
+
+
+def open_cursors(mongo: Any) -> int:
+    return int(mongo.admin.command("serverStatus").get("metrics", {}).get("cursor", {}).get("open", {}).get("total", 0))
 
 
 async def test_checkpoints_may_go_and_come_while_they_are_listed(saver: Surface) -> None:
