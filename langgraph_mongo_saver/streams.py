@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,12 @@ class _Stream:
     def position(self) -> str:
         """Where the stream stands, also when nothing happens: to resume from once all its events are handled."""
         return str(self.feed.position)
+
+    def take(self) -> list[CheckpointEvent]:
+        """The events that steps have brought."""
+        events = list(self._events)
+        self._events.clear()
+        return events
 
     def _following(self) -> Step:
         return self._advance(self._reply)  # type: ignore[no-any-return]  # send or throw of the plan
@@ -105,12 +112,6 @@ class CheckpointStream(_Stream, Iterator[CheckpointEvent]):
         except BaseException:
             self.close()
             raise
-
-    def take(self) -> list[CheckpointEvent]:
-        """The events that steps have brought."""
-        events = list(self._events)
-        self._events.clear()
-        return events
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Open):
@@ -237,12 +238,6 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
             await self._close_changes()
             raise
 
-    def take(self) -> list[CheckpointEvent]:
-        """The events that steps have brought."""
-        events = list(self._events)
-        self._events.clear()
-        return events
-
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Open):
             return await self._watch(step)
@@ -250,10 +245,8 @@ class AsyncCheckpointStream(_Stream, AsyncIterator[CheckpointEvent]):
             change = self._first.pop() if self._first else await self._changes.try_next()
             return Seen(change, self._changes.resume_token, self._changes.alive)
         if isinstance(step, Pause):
-            try:
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), step.seconds)
-            except asyncio.TimeoutError:
-                return None
             return None
         return await self._saver._send(step)
 
