@@ -44,8 +44,8 @@ class Draft:
         interrupts: list[Any] = []
         error: str | None = None
         try:
-            for packed in self.told:
-                value = unpack(sealer, self.event.thread_id, packed, parts)
+            values = unpack(sealer, self.event.thread_id, self.told, parts)
+            for packed, value in zip(self.told, values, strict=True):
                 if packed["channel"] == ERROR:
                     error = str(value)
                 else:

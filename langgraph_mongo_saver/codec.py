@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, cast
 
 import bson
@@ -41,8 +42,8 @@ _WRITES_BUDGET = Budget(changed=256 * 1024, document=4 * 2**20)
 SEGMENT = 256
 """Checkpoints of a segment, a run on one branch that `lineage` takes in one hop."""
 
-# writes_sort_key of langgraph.checkpoint.base, without a call a write.
-_ORDER = itemgetter(0, 1, 2, 3)
+# writes_sort_key of langgraph.checkpoint.base; a document has its writes in the order of their idx.
+_ORDER = itemgetter(0, 1, 2)
 
 Document = dict[str, Any]
 
@@ -256,7 +257,7 @@ def _place(document: Document) -> tuple[str, int] | None:
 def skeleton_of(sealer: Sealer, document: Document) -> dict[str, Any]:
     """A stored checkpoint without its values."""
     packed = document["skeleton"]
-    return cast(dict[str, Any], sealer.open(packed["type"], packed["data"]))
+    return cast(dict[str, Any], sealer.loads((packed["type"], packed["data"])))
 
 
 def has_layout(document: Document) -> bool:
@@ -295,7 +296,8 @@ def checkpoint_tuple(
     """
     check_layout(document)
     address = Address(document["thread_id"], document["checkpoint_ns"], document["checkpoint_id"])
-    values = {e["channel"]: unpack(sealer, address.thread_id, e, parts) for e in document["values"]}
+    entries = document["values"]
+    values = dict(zip((e["channel"] for e in entries), unpack(sealer, address.thread_id, entries, parts), strict=True))
     parent_id = document.get("parent_checkpoint_id")
     return CheckpointTuple(
         config=address.to_config(),
@@ -315,7 +317,7 @@ def known_of(document: Document, loaded: CheckpointTuple) -> Known:
 def exact_metadata(sealer: Sealer, document: Document) -> CheckpointMetadata:
     """The metadata of a stored checkpoint, with its types."""
     packed = document["exact_metadata"]
-    return cast(CheckpointMetadata, sealer.open(packed["type"], packed["data"]))
+    return cast(CheckpointMetadata, sealer.loads((packed["type"], packed["data"])))
 
 
 def writes_document(
@@ -365,29 +367,45 @@ def pending_writes(
     sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts
 ) -> list[PendingWrite]:
     """Stored writes in the order in which LangGraph applies them: `writes_sort_key`, by task path, task id and idx."""
-    return [write for _, write in ranked_writes(sealer, thread_id, documents, parts, {})]
+    written = [(task_id, write) for _, _, task_id, writes in in_order(documents) for write in writes]
+    return opened(sealer, thread_id, written, parts)
 
 
-def ranked_writes(
-    sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts, ranks: Mapping[str, int]
-) -> list[tuple[int, PendingWrite]]:
-    """The writes of several checkpoints in the order of these, and within one as by `pending_writes`.
+def opened(
+    sealer: Sealer, thread_id: str, written: Sequence[tuple[str, Packed]], parts: BlobParts
+) -> list[PendingWrite]:
+    """Packed writes, each with its task's id, as LangGraph reads them."""
+    values = unpack(sealer, thread_id, (write for _, write in written), parts)
+    return [(task_id, write["channel"], value) for (task_id, write), value in zip(written, values, strict=True)]
+
+
+def in_order(
+    documents: Iterable[Document], ranks: Mapping[str, int] = MappingProxyType({})
+) -> list[tuple[int, str, str, Sequence[Packed]]]:
+    """Stored writes, packed, in the order of their checkpoints, and within one in that in which LangGraph applies them.
 
     Args:
-        sealer: deserializes values.
-        thread_id: their thread.
         documents: the documents of the writes.
-        parts: the blob parts that they refer to.
-        ranks: the place of each checkpoint in the order, by its id.
+        ranks: the place of each checkpoint in the order, by its id; not needed where all are of one.
+
+    Returns:
+        For each task the rank of its checkpoint, task path, task id and writes. A task that wrote under several paths
+        comes once for each.
+
+    Raises:
+        CorruptCheckpoint: if a document has an unknown layout.
     """
-    found: list[tuple[int, str, str, int, Packed]] = []
+    found: list[tuple[int, str, str, Sequence[Packed]]] = []
     for document in documents:
         check_layout(document)
-        rank, task_id, task_path = ranks.get(document["checkpoint_id"], 0), document["task_id"], document["task_path"]
-        for write in document["writes"]:
-            found.append((rank, write.get("task_path", task_path), task_id, write["idx"], write))
+        rank, task_path, writes = ranks.get(document["checkpoint_id"], 0), document["task_path"], document["writes"]
+        # What was merged into the writes of a task stands behind them, with its own path.
+        if writes and "task_path" in writes[-1]:
+            by_path: dict[str, list[Packed]] = {}
+            for write in sorted(writes, key=itemgetter("idx")):
+                by_path.setdefault(write.get("task_path", task_path), []).append(write)
+            found += [(rank, path, document["task_id"], of_path) for path, of_path in by_path.items()]
+        else:
+            found.append((rank, task_path, document["task_id"], writes))
     found.sort(key=_ORDER)
-    return [
-        (rank, (task_id, write["channel"], unpack(sealer, thread_id, write, parts)))
-        for rank, _, task_id, _, write in found
-    ]
+    return found

@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address, read_address
-from langgraph_mongo_saver.codec import Document, ranked_writes
+from langgraph_mongo_saver.codec import Document, in_order, opened
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
 from langgraph_mongo_saver.plans import Plan, Planner
@@ -98,16 +98,22 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
     seeds = yield from _seeds(lineage, address)
     oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
     # The ranges may hold the writes of other branches too.
-    documents = [document for document in documents if document["checkpoint_id"] in oldest_first]
-    packed = [*(write for document in documents for write in document["writes"]), *seeds.values()]
+    tasks = in_order([each for each in documents if each["checkpoint_id"] in oldest_first], oldest_first)
+    newest = len(oldest_first) - 1
+    begins = {channel: newest - lineage.ends.get(channel, newest) for channel in channels}
+    written = [
+        (task_id, write)
+        for rank, _, task_id, writes in tasks
+        for write in writes
+        if rank >= begins.get(write["channel"], len(oldest_first))
+    ]
+    packed = [*(write for _, write in written), *seeds.values()]
     parts = yield from planner.fetch_blobs(set(part_keys(address.thread_id, packed)))
     result: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
-    first = {channel: len(oldest_first) - 1 - end for channel, end in lineage.ends.items()}
-    for rank, write in ranked_writes(planner.sealer, address.thread_id, documents, parts, oldest_first):
-        if write[1] in result and rank >= first.get(write[1], 0):
-            result[write[1]]["writes"].append(write)
-    for channel, seed in seeds.items():
-        result[channel]["seed"] = unpack(planner.sealer, address.thread_id, seed, parts)
+    for write in opened(planner.sealer, address.thread_id, written, parts):
+        result[write[1]]["writes"].append(write)
+    for channel, seed in zip(seeds, unpack(planner.sealer, address.thread_id, seeds.values(), parts), strict=True):
+        result[channel]["seed"] = seed
     return result
 
 

@@ -8,14 +8,14 @@ a parent is not among what was fetched, the next request starts there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address
-from langgraph_mongo_saver.codec import Document
+from langgraph_mongo_saver.codec import SEGMENT, Document
 from langgraph_mongo_saver.pipelines import Request
 
 # Segments that the first request hops over, and the later ones: 1,000 ancestors take one request, and a history that
@@ -66,34 +66,44 @@ class Lineage:
     ends: dict[str, int] = field(default_factory=dict)
     missing: str | None = None
 
-    def advance(self, nodes: Mapping[str, Node]) -> str | None:
+    def advance(self, fetched: Iterable[Node]) -> str | None:
         """Walk as far as these nodes lead; the id of the next ancestor that is not among them, None at the end.
 
         A parent that has been visited already, a cycle, ends the walk like a root.
         """
-        visited = {self.target.checkpoint_id, *(node.checkpoint_id for node in self.path)}
-        following = (self.path[-1] if self.path else self.target).parent_id
-        while len(self.ends) < len(self.channels) and following is not None and following not in visited:
-            if following not in nodes:
-                return following
-            node = nodes[following]
-            visited.add(following)
+        ahead = {node.checkpoint_id: node for node in fetched}
+        for node in (self.target, *self.path):
+            ahead.pop(node.checkpoint_id, None)
+        path, ends, wanted = self.path, self.ends, len(self.channels)
+        following = (path[-1] if path else self.target).parent_id
+        while len(ends) < wanted and following is not None:
+            if following not in ahead:
+                visited = any(node.checkpoint_id == following for node in (self.target, *path))
+                return None if visited else following
+            node = ahead.pop(following)
             if node.values:
                 for channel in self.channels:
                     if channel in node.values:
-                        self.ends.setdefault(channel, len(self.path))
-            self.path.append(node)
+                        ends.setdefault(channel, len(path))
+            path.append(node)
             following = node.parent_id
         return None
 
-    def ancestors_of(self, channel: str) -> Sequence[Node]:
-        """The ancestors whose writes make up a channel, newest first, the one that holds its value included."""
-        return self.path[: self.ends[channel] + 1] if channel in self.ends else self.path
-
     def runs(self) -> Iterator[list[str]]:
-        """The ids of the ancestors, those of a segment together; one without a segment stands alone."""
-        for _, run in groupby(self.path, lambda node: node.segment or node):
-            yield [node.checkpoint_id for node in run]
+        """The ids of the ancestors, those together that lie near each other: of a segment, and of full ones in a row.
+
+        Where nothing is known of its segment, an ancestor stands alone.
+        """
+        run: list[str] = []
+        for _, nodes in groupby(self.path, lambda node: node.segment or node):
+            segment = [node.checkpoint_id for node in nodes]
+            # One that is passed in full was left because it was full, not by a fork: the next one follows it closely.
+            if run and len(segment) < SEGMENT:
+                yield run
+                run = []
+            run += segment
+        if run:
+            yield run
 
 
 Fetch = Callable[[Address, bool], Generator[Request, Any, list[Node]]]
@@ -120,7 +130,7 @@ def walk(
     target = fetched[0]
     wanted = [c for c in dict.fromkeys(channels) if not (from_target and c in target.values)]
     lineage = Lineage(target, wanted)
-    while (following := lineage.advance({node.checkpoint_id: node for node in fetched})) is not None:
+    while (following := lineage.advance(fetched)) is not None:
         fetched = yield from fetch(address.at(following), False)
         if not fetched:
             lineage.missing = following
@@ -143,10 +153,10 @@ def by_segments(collection: str, channels: Sequence[str]) -> Fetch:
 
 def _nodes(rows: Sequence[Document]) -> Iterator[Node]:
     for row in rows:
-        segment = row["span"]["segment"]
+        segment = row["segment"]
         for columns in row["nodes"]:
-            for id_, parent_id, values in zip(columns["ids"], columns["parents"], columns["values"], strict=True):
-                yield Node(id_, parent_id, {entry["channel"]: entry for entry in values} if values else {}, segment)
+            values = [{entry["channel"]: entry for entry in held} if held else {} for held in columns["values"]]
+            yield from map(Node._make, zip(columns["ids"], columns["parents"], values, repeat(segment)))
 
 
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:

@@ -186,39 +186,37 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
         "maxDepth": hops,
         "as": "openers",
     }
-    grew = {"$filter": {"input": "$openers.grew_from", "as": "from", "cond": {"$ifNull": ["$$from.segment", False]}}}
-    spans = {"$concatArrays": [[{"segment": "$segment", "seq": "$seq"}], grew]}
     held = _without_data({"$filter": {"input": "$values", "as": "value", "cond": _in("$$value.channel", channels)}})
     # Most checkpoints hold none of these; to find that out first saves a tenth of the whole.
-    none = {"$eq": [{"$setIntersection": [{"$literal": list(channels)}, "$values.channel"]}, []]}
-    held_by_members = {"$cond": [none, [], held]}
+    any_held = {"$or": [{"$in": [{"$literal": channel}, "$values.channel"]} for channel in channels]}
     own = {"checkpoint_id": "$checkpoint_id", "parent_checkpoint_id": "$parent_checkpoint_id", "segment": "$segment"}
     # Columns: a thousand documents of three fields take the driver three times as long.
     columns = {
         "ids": {"$push": "$checkpoint_id"},
         "parents": {"$push": {"$ifNull": ["$parent_checkpoint_id", None]}},
-        "values": {"$push": held_by_members},
+        "values": {"$push": {"$cond": [any_held, held, None]}},
     }
+    # Also those that come after the last one on the way: to leave them out by their seq costs more (1 ms in 1,000).
     members = {
         "from": collection,
-        "localField": "span.segment",
+        "localField": "segment",
         "foreignField": "segment",
-        "let": {"last": "$span.seq"},
-        "pipeline": [
-            {"$match": {**namespace, "$expr": {"$lte": ["$seq", "$$last"]}}},
-            {"$group": {"_id": None, **columns}},
-        ],
+        "pipeline": [{"$match": namespace}, {"$group": {"_id": None, **columns}}],
         "as": "nodes",
     }
     found: list[Document] = [{"$match": _of(address)}]
     if address.checkpoint_id is None:
         found += [{"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
-    shown = {"_id": 0, "span": spans, "own": {**own, "values": held}}
-    stages = [{"$graphLookup": openers}, {"$project": shown}, {"$unwind": "$span"}, {"$lookup": members}]
+    # To join by a field that is not there would join all documents that do not have it.
+    segments = {"$concatArrays": [[{"$ifNull": ["$segment", False]}], "$openers.grew_from.segment"]}
+    shown = {"_id": 0, "segment": segments, "own": {**own, "values": held}}
+    stages = [{"$graphLookup": openers}, {"$project": shown}, {"$unwind": "$segment"}, {"$lookup": members}]
     return Request("checkpoints", "aggregate", ([*found, *stages],), rows=True)
 
 
 def _in(path: str, names: Sequence[str]) -> Document:
+    if len(names) == 1:  # 0.3 ms less in 1,000 documents
+        return {"$eq": [path, {"$literal": names[0]}]}
     return {"$in": [path, {"$literal": list(names)}]}
 
 
@@ -269,13 +267,7 @@ def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequenc
         runs: ids of checkpoints, those together that lie near each other: what is between them is read with them.
         channels: the channels; no other writes are sent.
     """
-    chosen = {
-        "$filter": {
-            "input": "$writes",
-            "as": "write",
-            "cond": {"$in": ["$$write.channel", {"$literal": list(channels)}]},
-        }
-    }
+    chosen = {"$filter": {"input": "$writes", "as": "write", "cond": _in("$$write.channel", channels)}}
     if len(runs) > _MOST_RANGES:
         query = some(address, [checkpoint_id for ids in runs for checkpoint_id in ids])
     else:

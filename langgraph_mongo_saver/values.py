@@ -8,7 +8,7 @@ whatever versions they mint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -126,15 +126,18 @@ class Sealer:
             ) from error
         return type_, bytes(data)
 
-    def open(self, type_: str, data: bytes) -> Any:
-        """Deserialize a value.
+    @property
+    def loads(self) -> Callable[[tuple[str, bytes]], Any]:
+        """What deserializes a value from its type and bytes.
 
-        Raises:
-            PlaintextRefused: if the saver encrypts and these bytes are not encrypted.
+        It raises `PlaintextRefused` if the saver encrypts and the bytes are not encrypted.
         """
-        if self.encrypted and not self.accept_plaintext and "+" not in type_:
+        return self._loads_encrypted if self.encrypted and not self.accept_plaintext else self.serde.loads_typed
+
+    def _loads_encrypted(self, typed: tuple[str, bytes]) -> Any:
+        if "+" not in typed[0]:
             raise PlaintextRefused
-        return self.serde.loads_typed((type_, data))
+        return self.serde.loads_typed(typed)
 
     def embed(self, value: Any, name: str) -> Packed:
         """Serialize a value to stand in the document; see `seal`."""
@@ -190,19 +193,24 @@ def blob_parts(documents: Iterable[Mapping[str, Any]]) -> dict[PartKey, bytes]:
     return {PartKey(**document["_id"]): document["data"] for document in documents}
 
 
-def unpack(sealer: Sealer, thread_id: str, packed: Mapping[str, Any], parts: BlobParts) -> Any:
-    """The value that a packed one stands for.
+def unpack(sealer: Sealer, thread_id: str, packed: Iterable[Mapping[str, Any]], parts: BlobParts) -> list[Any]:
+    """The values that packed ones stand for, in their order.
 
     Raises:
-        CorruptCheckpoint: if a part of its blob is missing.
+        CorruptCheckpoint: if a part of a blob is missing.
+        PlaintextRefused: if the saver encrypts and a value is not encrypted.
     """
-    if "data" in packed:
-        return sealer.open(packed["type"], packed["data"])
+    loads = sealer.loads
+    return [
+        loads((each["type"], each["data"] if "data" in each else _joined(thread_id, each, parts))) for each in packed
+    ]
+
+
+def _joined(thread_id: str, packed: Mapping[str, Any], parts: BlobParts) -> bytes:
     try:
-        data = b"".join(parts[key] for key in part_keys(thread_id, [packed]))
+        return b"".join(parts[key] for key in part_keys(thread_id, [packed]))
     except KeyError:
         raise CorruptCheckpoint(
             f"A value of {packed['bytes']} bytes is missing from the blobs of thread {thread_id!r}: "
             f"blob {packed['blob']} was deleted while a checkpoint or write still refers to it"
         ) from None
-    return sealer.open(packed["type"], data)

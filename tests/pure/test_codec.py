@@ -266,10 +266,10 @@ def test_writes_come_in_langgraphs_order(tasks: list[tuple[str, str]], shuffle: 
 
 def test_a_write_that_was_saved_with_another_path_is_ordered_by_its_own() -> None:
     document, _ = writes_of([("a", 1), ("b", 2)], path="m")
-    document["writes"][0]["task_path"] = "z"
+    document["writes"][1]["task_path"] = "z"
     between, _ = writes_of([("c", 3)], task_id="u", path="n")
     found = pending_writes(SEALER, "1", [document, between], {})
-    assert [channel for _, channel, _ in found] == ["b", "c", "a"]
+    assert [channel for _, channel, _ in found] == ["a", "c", "b"]
 
 
 def test_large_writes_move_to_blobs_and_many_fit_into_a_document() -> None:

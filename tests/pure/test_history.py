@@ -120,7 +120,7 @@ def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFix
 
 def test_a_server_that_cannot_hop_on_is_scanned_from_the_start() -> None:
     """Where the first request was answered, and a later one is not."""
-    rows = [{"own": {**light("3", "2"), "segment": "3"}, "span": {"segment": "3", "seq": 0}, "nodes": []}]
+    rows = [{"own": {**light("3", "2"), "segment": "3"}, "segment": "3", "nodes": []}]
     run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], []], planner())
     assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES]
     assert run.result == {"log": {"writes": []}}

@@ -44,7 +44,7 @@ def test_budgets_are_kept_and_nothing_is_lost(sized: list[tuple[bytes, int]], do
     assert sum(map(len, embedded.values())) <= document
     assert all(len(data) <= sized[i][1] for i, data in embedded.items())
     assert len({blob.digest for blob in blobs}) == len(blobs)
-    assert [unpack(PLAIN, "1", p, store(blobs)) for p in packed] == [data for data, _ in sized]
+    assert unpack(PLAIN, "1", packed, store(blobs)) == [data for data, _ in sized]
 
 
 @given(SIZED)
@@ -63,7 +63,7 @@ def test_equal_values_share_one_blob() -> None:
     packed, blobs = place("1", [("bytes", b"same"), ("bytes", b"same"), ("bytearray", b"same")], [0, 0, 0], 0)
     assert packed[0] == packed[1]
     assert len(blobs) == 2
-    assert [type(unpack(PLAIN, "1", p, store(blobs))) for p in packed] == [bytes, bytes, bytearray]
+    assert [type(value) for value in unpack(PLAIN, "1", packed, store(blobs))] == [bytes, bytes, bytearray]
 
 
 # --- blobs ---------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_a_blob_is_whole_at_the_borders_of_its_parts(size: int, monkeypatch: pyt
     assert packed["bytes"] == size
     assert all(len(d["data"]) <= 10 and d["thread_id"] == "1" for d in documents)
     assert [d["_id"] for d in documents] == [key._asdict() for key in part_keys("1", [packed])]
-    assert unpack(PLAIN, "1", packed, store([blob])) == data
+    assert unpack(PLAIN, "1", [packed], store([blob])) == [data]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -89,13 +89,13 @@ def test_a_missing_part_is_told(missing: int, monkeypatch: pytest.MonkeyPatch) -
     parts = store(blobs)
     del parts[PartKey("1", packed["blob"], missing)]
     with pytest.raises(CorruptCheckpoint, match="25 bytes is missing from the blobs of thread '1'"):
-        unpack(PLAIN, "1", packed, parts)
+        unpack(PLAIN, "1", [packed], parts)
 
 
 def test_a_blob_of_another_thread_is_not_taken() -> None:
     (packed,), blobs = place("1", [("bytes", b"abc")], [0], 0)
     with pytest.raises(CorruptCheckpoint):
-        unpack(PLAIN, "2", packed, store(blobs))
+        unpack(PLAIN, "2", [packed], store(blobs))
 
 
 @given(st.binary(max_size=6), st.binary(max_size=6), st.sampled_from(["bytes", "msgpack+aes"]))
@@ -115,7 +115,7 @@ def test_a_part_fits_into_a_document() -> None:
 @given(VALUES)
 def test_a_value_comes_back(value: Any) -> None:
     packed = bson.decode(bson.encode(PLAIN.embed(value, "value")))
-    assert unpack(PLAIN, "1", packed, {}) == value
+    assert unpack(PLAIN, "1", [packed], {}) == [value]
 
 
 @pytest.mark.parametrize("value", [object(), {"a": lambda: None}, 2**64])
@@ -140,10 +140,10 @@ def test_an_encrypting_serializer_is_recognized(encrypted: Sealer) -> None:
 def test_plaintext_is_read_only_where_it_was_agreed_to(value: Any, encrypted: Sealer) -> None:
     sealed: Packed = encrypted.embed(value, "value")
     assert b"secret" not in sealed["data"]
-    assert unpack(encrypted, "1", sealed, {}) == value
+    assert unpack(encrypted, "1", [sealed], {}) == [value]
     plain = PLAIN.embed(value, "value")
     if encrypted.accept_plaintext:
-        assert unpack(encrypted, "1", plain, {}) == value
+        assert unpack(encrypted, "1", [plain], {}) == [value]
     else:
         with pytest.raises(PlaintextRefused, match="accept_plaintext=True"):
-            unpack(encrypted, "1", plain, {})
+            unpack(encrypted, "1", [plain], {})
