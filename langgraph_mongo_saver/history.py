@@ -20,7 +20,7 @@ from langgraph_mongo_saver.codec import Document, in_order, opened
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
 from langgraph_mongo_saver.plans import Plan, Planner
-from langgraph_mongo_saver.values import part_keys, unpack
+from langgraph_mongo_saver.values import PartKey, blob_parts, part_keys, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ def ancestors(
         found = yield from walk(address, channels, by_scan, from_target=from_target)
     else:
         try:
-            fetch = by_segments(planner.settings.checkpoints, channels)
+            known = planner.recall.checkpoints.get(address)
+            fetch = by_segments(planner.settings.checkpoints, channels, known.place if known else None)
             found = yield from walk(address, channels, fetch, from_target=from_target)
         except OperationFailure as error:
             if error.code not in _NO_SUCH_STAGE:
@@ -94,8 +95,7 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
     lineage = yield from ancestors(planner, address, channels)
     if lineage is None or not lineage.path:
         return {channel: {"writes": []} for channel in channels}
-    documents: list[Document] = yield pipelines.writes_to(address, list(lineage.runs()), channels)
-    seeds = yield from _seeds(lineage, address)
+    documents, parts, seeds = yield from _contents(planner, address, lineage, channels)
     oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
     # The ranges may hold the writes of other branches too.
     tasks = in_order([each for each in documents if each["checkpoint_id"] in oldest_first], oldest_first)
@@ -107,8 +107,8 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
         for write in writes
         if rank >= begins.get(write["channel"], len(oldest_first))
     ]
-    packed = [*(write for _, write in written), *seeds.values()]
-    parts = yield from planner.fetch_blobs(set(part_keys(address.thread_id, packed)))
+    large = part_keys(address.thread_id, (write for _, write in written))
+    parts.update((yield from planner.fetch_blobs(set(large) - parts.keys())))
     result: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
     for write in opened(planner.sealer, address.thread_id, written, parts):
         result[write[1]]["writes"].append(write)
@@ -117,17 +117,30 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
     return result
 
 
-def _seeds(lineage: Lineage, address: Address) -> Plan[dict[str, Mapping[str, Any]]]:
-    seeds = {channel: lineage.path[end].values[channel] for channel, end in lineage.ends.items()}
-    embedded = {c: lineage.path[lineage.ends[c]].checkpoint_id for c, seed in seeds.items() if "blob" not in seed}
+def _contents(
+    planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str]
+) -> Plan[tuple[list[Document], dict[PartKey, bytes], dict[str, Mapping[str, Any]]]]:
+    """The documents of the writes, the blobs of the seeds, and the seeds."""
+    ends = {channel: lineage.path[end] for channel, end in lineage.ends.items()}
+    seeds = {channel: node.values[channel] for channel, node in ends.items()}
+    embedded = {channel: ends[channel].checkpoint_id for channel, seed in seeds.items() if "blob" not in seed}
+    keys = part_keys(address.thread_id, seeds.values())
+    requests = [pipelines.writes_to(address, list(lineage.runs()), channels)]
     if embedded:
-        rows = yield pipelines.values_of(address, sorted(set(embedded.values())))
-        held = {(row["checkpoint_id"], entry["channel"]): entry for row in rows for entry in row["values"]}
-        for channel, checkpoint_id in embedded.items():
-            if (checkpoint_id, channel) not in held:
-                raise CorruptCheckpoint(
-                    f"Thread {address.thread_id!r}: the value of channel {channel!r} was deleted with checkpoint "
-                    f"{checkpoint_id} while its history was being read"
-                )
-            seeds[channel] = held[checkpoint_id, channel]
-    return seeds
+        requests.append(pipelines.values_of(address, sorted(set(embedded.values())), list(embedded)))
+    if keys:
+        requests.append(pipelines.blobs([key._asdict() for key in sorted(set(keys))]))
+    if len(requests) > 1 and planner.settings.joins and not planner.recall.scans:
+        requests = [pipelines.together(requests, planner.settings.name_of)]
+    rows: list[Document] = []
+    for request in requests:
+        rows += yield request
+    held = {(row["checkpoint_id"], e["channel"]): e for row in rows for e in row.get("values", ())}
+    for channel, checkpoint_id in embedded.items():
+        if (checkpoint_id, channel) not in held:
+            raise CorruptCheckpoint(
+                f"Thread {address.thread_id!r}: the value of channel {channel!r} was deleted with checkpoint "
+                f"{checkpoint_id} while its history was being read"
+            )
+        seeds[channel] = held[checkpoint_id, channel]
+    return [row for row in rows if "writes" in row], blob_parts(row for row in rows if "data" in row), seeds

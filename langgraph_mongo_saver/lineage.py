@@ -22,6 +22,9 @@ from langgraph_mongo_saver.pipelines import Request
 # ends at a near snapshot does not fetch the rest of the thread.
 _FIRST_HOPS = 3
 _LATER_HOPS = 15
+# A segment that has just begun is most often where a history ends: at its root, or at a snapshot. To read it alone is
+# faster than to hop (0.45 ms against 0.8 ms for 50 checkpoints), if one knows it.
+_BEGUN = 128
 # Checkpoints of a page where a server cannot hop, or a document has no segment.
 _SCANNED = 256
 
@@ -44,7 +47,7 @@ class Node(NamedTuple):
     @classmethod
     def of(cls, document: Document) -> Node:
         """Read a document, projected or whole."""
-        entries = {entry["channel"]: entry for entry in document.get("values", ())}
+        entries = {entry["channel"]: entry for entry in document.get("values") or ()}
         parent_id, segment = document.get("parent_checkpoint_id"), document.get("segment")
         return cls(document["checkpoint_id"], parent_id, entries, segment)
 
@@ -138,10 +141,20 @@ def walk(
     return lineage
 
 
-def by_segments(collection: str, channels: Sequence[str]) -> Fetch:
-    """Fetch along the segments; where a document has none, by a scan."""
+def by_segments(collection: str, channels: Sequence[str], place: tuple[str, int] | None = None) -> Fetch:
+    """Fetch along the segments; where a document has none, by a scan.
+
+    Args:
+        collection: the name of the collection of checkpoints.
+        channels: the channels of whose values to tell.
+        place: the segment of the checkpoint that the walk begins at, and its number in there, if they are remembered.
+    """
 
     def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
+        if first and place is not None and place[1] < _BEGUN:
+            nodes = [Node.of(row) for row in (yield pipelines.begun(address, place))]
+            if own := [node for node in nodes if node.checkpoint_id == address.checkpoint_id]:
+                return [*own, *nodes]
         hops = _FIRST_HOPS if first else _LATER_HOPS
         rows: list[Document] = yield pipelines.lineage(address, collection, channels, hops)
         if rows and "segment" not in rows[0]["own"]:

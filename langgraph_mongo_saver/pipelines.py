@@ -6,7 +6,7 @@ A `Request` is performed by a shell; nothing here touches a client. Collections 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -186,15 +186,16 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
         "maxDepth": hops,
         "as": "openers",
     }
-    held = _without_data({"$filter": {"input": "$values", "as": "value", "cond": _in("$$value.channel", channels)}})
+    light = {name: f"$$value.{name}" for name in ("channel", "type", "blob", "parts", "bytes")}
     # Most checkpoints hold none of these; to find that out first saves a tenth of the whole.
-    any_held = {"$or": [{"$in": [{"$literal": channel}, "$values.channel"]} for channel in channels]}
+    none = {"$eq": [{"$setIntersection": [{"$literal": list(channels)}, "$values.channel"]}, []]}
+    held = {"$cond": [none, None, {"$map": {"input": _of_channels(channels), "as": "value", "in": light}}]}
     own = {"checkpoint_id": "$checkpoint_id", "parent_checkpoint_id": "$parent_checkpoint_id", "segment": "$segment"}
     # Columns: a thousand documents of three fields take the driver three times as long.
     columns = {
         "ids": {"$push": "$checkpoint_id"},
         "parents": {"$push": {"$ifNull": ["$parent_checkpoint_id", None]}},
-        "values": {"$push": {"$cond": [any_held, held, None]}},
+        "values": {"$push": held},
     }
     # Also those that come after the last one on the way: to leave them out by their seq costs more (1 ms in 1,000).
     members = {
@@ -220,9 +221,19 @@ def _in(path: str, names: Sequence[str]) -> Document:
     return {"$in": [path, {"$literal": list(names)}]}
 
 
-def _without_data(values: Document) -> Document:
-    names = ("channel", "type", "blob", "parts", "bytes")
-    return {"$map": {"input": values, "as": "value", "in": {name: f"$$value.{name}" for name in names}}}
+def _of_channels(channels: Sequence[str]) -> Document:
+    return {"$filter": {"input": "$values", "as": "value", "cond": _in("$$value.channel", channels)}}
+
+
+def begun(address: Address, place: tuple[str, int]) -> Request:
+    """A checkpoint and those before it in its segment, as light documents.
+
+    Args:
+        address: the checkpoint.
+        place: its segment and its number in there.
+    """
+    query = {**_of(address.at(None)), "segment": place[0], "seq": {"$lte": place[1]}}
+    return _find("checkpoints", query, projection=_NODE)
 
 
 def older(address: Address, size: int) -> Request:
@@ -277,14 +288,32 @@ def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequenc
     return _find("writes", query, projection={"_id": 0, **dict.fromkeys(names, 1), "writes": chosen})
 
 
-def values_of(address: Address, checkpoint_ids: Sequence[str]) -> Request:
-    """The values that these checkpoints of a namespace hold."""
-    return _find("checkpoints", some(address, checkpoint_ids), projection={"_id": 0, "checkpoint_id": 1, "values": 1})
+def values_of(address: Address, checkpoint_ids: Sequence[str], channels: Sequence[str]) -> Request:
+    """The values of some channels that these checkpoints of a namespace hold."""
+    projection = {"_id": 0, "checkpoint_id": 1, "values": _of_channels(channels)}
+    return _find("checkpoints", some(address, checkpoint_ids), projection=projection)
 
 
 def blobs(keys: Sequence[Document]) -> Request:
     """Parts of blobs by their `_id`."""
     return whole("blobs", keys)
+
+
+def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Request:
+    """Several finds as one command, for a server that can join collections: the rows of all, in this order.
+
+    Args:
+        requests: the finds.
+        name_of: the name of a collection by its part.
+    """
+
+    def stages(request: Request) -> list[Document]:
+        projection = request.kwargs.get("projection")
+        return [{"$match": request.args[0]}, *([{"$project": projection}] if projection else [])]
+
+    first, *others = requests
+    unions = [{"$unionWith": {"coll": name_of(other.part), "pipeline": stages(other)}} for other in others]
+    return Request(first.part, "aggregate", ([*stages(first), *unions],), {"batchSize": _ONE_BATCH}, rows=True)
 
 
 # --- writing -------------------------------------------------------------------------------------------------------

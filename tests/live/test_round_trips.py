@@ -17,6 +17,7 @@ from tests.steps import LARGE, put
 from tests.surfaces import Surface
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+NAMES = {"checkpoints": "checkpoints", "writes": "checkpoint_writes", "blobs": "checkpoint_blobs"}
 
 
 @pytest.fixture
@@ -132,7 +133,11 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "writes to", pipelines.writes_to(one, [some], ["a"])
     yield "writes to runs", pipelines.writes_to(one, [some, ["040", "039"]], ["a"])
     yield "writes to many", pipelines.writes_to(one, [some] * 40, ["a"])
-    yield "values", pipelines.values_of(one, some)
+    values = pipelines.values_of(one, some, ["a"])
+    yield "values", values
+    yield "begun", pipelines.begun(one, ("000", 50))
+    everything = [pipelines.writes_to(one, [some], ["a"]), values, pipelines.blobs(keys)]
+    yield "writes and seeds", pipelines.together(everything, NAMES.__getitem__)
     yield "contents", pipelines.contents_of(one, some)
     yield "any write", pipelines.any_write(one, "a")
     yield "hold", pipelines.hold_blobs(keys, NOW, NOW)
@@ -186,12 +191,13 @@ async def test_every_request_is_answered_from_an_index(saver: Surface, mongo: An
         values = {"a": "x" * (LARGE if n < 3 else 1)}
         await saver.put(config(str(n % 3)), checkpoint(values, id=f"{n // 3:03}"), {"step": n % 2}, {"a": 1})
         await saver.put_writes(config(str(n % 3), "", f"{n // 3:03}"), [("a", 1)], "t")
-    names = {"checkpoints": "checkpoints", "writes": "checkpoint_writes", "blobs": "checkpoint_blobs"}
 
     def explain(request: pipelines.Request) -> list[str]:
-        explained = command(names[request.part], request)
+        explained = command(NAMES[request.part], request)
         return slow(mongo[db_name].command("explain", explained, verbosity="executionStats"))
 
     by_nothing = pipelines.Request("checkpoints", "find", ({"stored_at": NOW},), {"sort": [("stored_at", 1)]})
     assert explain(by_nothing) == ["COLLSCAN", "SORT", "no index"]
+    among_others = pipelines.together([pipelines.blobs([]), by_nothing], NAMES.__getitem__)
+    assert explain(among_others) == ["COLLSCAN"]
     assert {what: found for what, request in requests() if (found := explain(request))} == {}

@@ -11,6 +11,8 @@ import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pymongo.errors import OperationFailure
 
+from langgraph_mongo_saver.address import Address
+from langgraph_mongo_saver.codec import Known
 from langgraph_mongo_saver.errors import CorruptCheckpoint
 from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
 from langgraph_mongo_saver.plans import Planner
@@ -23,6 +25,7 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 NO_SUCH_STAGE = OperationFailure("Unrecognized pipeline stage name: '$graphLookup'", 40324)
 LINEAGE, SCAN = "checkpoints.aggregate", "checkpoints.find"
 WRITES, BLOBS, VALUES = "writes.find", "blobs.find", "checkpoints.find"
+BEGUN, TOGETHER = "checkpoints.find", "writes.aggregate"
 
 
 def planner(**options: Any) -> Planner:
@@ -105,6 +108,63 @@ def test_a_seed_that_is_deleted_meanwhile_is_not_left_out(rows: list[Any]) -> No
 def test_a_large_seed_that_is_deleted_meanwhile_is_not_left_out() -> None:
     with pytest.raises(CorruptCheckpoint):
         history([[PATH[0], light("2", "1", log="x" * 300_001)], [], []])
+
+
+def placed(id: str, parent: str | None, segment: str, **values: Any) -> dict[str, Any]:
+    return {**light(id, parent, **values), "segment": segment}
+
+
+def remembering(checkpoint_id: str, place: tuple[str, int]) -> Planner:
+    plan = planner()
+    plan.recall.checkpoints.put(Address("1", "", checkpoint_id), Known({}, {}, place))
+    return plan
+
+
+def test_where_servers_join_writes_and_seeds_are_one_command() -> None:
+    large = "x" * 300_001
+    blobs = [each for r in put("2", big=large).requests if r.part == "blobs" for each in r.args[0]]
+    own = placed("3", "2", "2")
+    nodes = [placed("2", "1", "2", log=["seed"], big=large), own]
+    values = {"checkpoint_id": "2", "values": put("2", log=["seed"]).requests[-1].args[0]["values"]}
+    rows = [written("2", "t", ("log", 1), ("big", 2)), values, *blobs]
+    run = history([nodes, rows], remembering("3", ("2", 1)), "log", "big")
+    assert run.calls == [BEGUN, TOGETHER]
+    assert [stage["$unionWith"]["coll"] for stage in run.requests[1].args[0] if "$unionWith" in stage] == [
+        "checkpoints",
+        "checkpoint_blobs",
+    ]
+    assert run.result == {
+        "log": {"writes": [("t", "log", 1)], "seed": ["seed"]},
+        "big": {"writes": [("t", "big", 2)], "seed": large},
+    }
+
+
+def test_a_segment_that_has_just_begun_is_read_alone() -> None:
+    run = history([[placed("3", "2", "2"), placed("2", None, "2")], []], remembering("3", ("2", 1)))
+    assert run.calls == [BEGUN, WRITES]
+    assert run.requests[0].args[0]["segment"] == "2"
+    assert run.requests[0].args[0]["seq"] == {"$lte": 1}
+
+
+def test_a_history_that_goes_on_before_its_segment_hops_from_there() -> None:
+    rest = {
+        "own": placed("2", "1", "1"),
+        "segment": "1",
+        "nodes": [{"ids": ["1"], "parents": [None], "values": [None]}],
+    }
+    run = history([[placed("3", "2", "3")], [rest], []], remembering("3", ("3", 0)))
+    assert run.calls == [BEGUN, LINEAGE, WRITES]
+    assert run.requests[1].args[0][0] == {"$match": {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "2"}}
+
+
+@pytest.mark.parametrize("found", [[], [placed("4", None, "2")]], ids=["nothing", "another"])
+def test_what_is_remembered_of_a_deleted_checkpoint_is_not_believed(found: list[Any]) -> None:
+    run = history([found, []], remembering("3", ("2", 1)))
+    assert (run.calls, run.result) == ([BEGUN, LINEAGE], {"log": {"writes": []}})
+
+
+def test_a_segment_that_has_grown_long_is_hopped_over() -> None:
+    assert history([[]], remembering("3", ("2", 128))).calls == [LINEAGE]
 
 
 def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,13 @@ BY_NAME: dict[str, Any] = {
     "target": HOSTILE,
     "channel": HOSTILE,
     "projection": event_pipelines.projection(),
+    "place": (HOSTILE, 5),
+    "name_of": str,
+    "requests": [
+        pipelines.writes_to(ADDRESS, [[HOSTILE]], [HOSTILE]),
+        pipelines.values_of(ADDRESS, [HOSTILE], [HOSTILE]),
+        pipelines.blobs([KEY]),
+    ],
 }
 BY_TYPE: dict[Any, Any] = {
     Address: ADDRESS,
