@@ -133,11 +133,10 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "writes to", pipelines.writes_to(one, [some], ["a"])
     yield "writes to runs", pipelines.writes_to(one, [some, ["040", "039"]], ["a"])
     yield "writes to many", pipelines.writes_to(one, [some] * 40, ["a"])
-    values = pipelines.values_of(one, some, ["a"])
-    yield "values", values
+    seeds = [pipelines.values_of(one, some, ["a"]), pipelines.blobs(keys)]
+    yield "values", seeds[0]
     yield "begun", pipelines.begun(one, ("000", 50))
-    everything = [pipelines.writes_to(one, [some], ["a"]), values, pipelines.blobs(keys)]
-    yield "writes and seeds", pipelines.together(everything, NAMES.__getitem__)
+    yield "all of a history", pipelines.together([pipelines.writes_to(one, [some], ["a"]), *seeds], NAMES.__getitem__)
     yield "contents", pipelines.contents_of(one, some)
     yield "any write", pipelines.any_write(one, "a")
     yield "hold", pipelines.hold_blobs(keys, NOW, NOW)
