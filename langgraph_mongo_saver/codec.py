@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, cast
 
 import bson
@@ -380,13 +379,14 @@ def opened(
 
 
 def in_order(
-    documents: Iterable[Document], ranks: Mapping[str, int] = MappingProxyType({})
+    documents: Iterable[Document], ranks: Mapping[str, int] | None = None
 ) -> list[tuple[int, str, str, Sequence[Packed]]]:
     """Stored writes, packed, in the order of their checkpoints, and within one in that in which LangGraph applies them.
 
     Args:
         documents: the documents of the writes.
-        ranks: the place of each checkpoint in the order, by its id; not needed where all are of one.
+        ranks: the place of each checkpoint in the order, by its id; writes of others are left out. None where all
+            are of one.
 
     Returns:
         For each task the rank of its checkpoint, task path, task id and writes. A task that wrote under several paths
@@ -398,7 +398,10 @@ def in_order(
     found: list[tuple[int, str, str, Sequence[Packed]]] = []
     for document in documents:
         check_layout(document)
-        rank, task_path, writes = ranks.get(document["checkpoint_id"], 0), document["task_path"], document["writes"]
+        rank = 0 if ranks is None else ranks.get(document["checkpoint_id"])
+        if rank is None:
+            continue
+        task_path, writes = document["task_path"], document["writes"]
         # What was merged into the writes of a task stands behind them, with its own path.
         if writes and "task_path" in writes[-1]:
             by_path: dict[str, list[Packed]] = {}

@@ -20,7 +20,7 @@ from langgraph_mongo_saver.codec import Document, in_order, opened
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
 from langgraph_mongo_saver.plans import Plan, Planner
-from langgraph_mongo_saver.values import PartKey, blob_parts, part_keys, unpack
+from langgraph_mongo_saver.values import Packed, PartKey, blob_parts, part_keys, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -97,21 +97,18 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
         return {channel: {"writes": []} for channel in channels}
     documents, parts, seeds = yield from _contents(planner, address, lineage, channels)
     oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
-    # The ranges may hold the writes of other branches too.
-    tasks = in_order([each for each in documents if each["checkpoint_id"] in oldest_first], oldest_first)
-    newest = len(oldest_first) - 1
+    newest, never = len(oldest_first) - 1, len(oldest_first)
     begins = {channel: newest - lineage.ends.get(channel, newest) for channel in channels}
-    written = [
-        (task_id, write)
-        for rank, _, task_id, writes in tasks
-        for write in writes
-        if rank >= begins.get(write["channel"], len(oldest_first))
-    ]
-    large = part_keys(address.thread_id, (write for _, write in written))
+    written: dict[str, list[tuple[str, Packed]]] = {channel: [] for channel in channels}
+    for rank, _, task_id, writes in in_order(documents, oldest_first):
+        for write in writes:
+            if rank >= begins.get(write["channel"], never):
+                written[write["channel"]].append((task_id, write))
+    large = part_keys(address.thread_id, (write for each in written.values() for _, write in each))
     parts.update((yield from planner.fetch_blobs(set(large) - parts.keys())))
-    result: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
-    for write in opened(planner.sealer, address.thread_id, written, parts):
-        result[write[1]]["writes"].append(write)
+    result: dict[str, DeltaChannelHistory] = {
+        channel: {"writes": opened(planner.sealer, address.thread_id, each, parts)} for channel, each in written.items()
+    }
     for channel, seed in zip(seeds, unpack(planner.sealer, address.thread_id, seeds.values(), parts), strict=True):
         result[channel]["seed"] = seed
     return result
