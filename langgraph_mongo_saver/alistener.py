@@ -9,16 +9,15 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
 from langgraph_mongo_saver.aio import AsyncMongoDBSaver
-from langgraph_mongo_saver.delivery import Callback, ListenerStatus, Mailbox, Policy
+from langgraph_mongo_saver.delivery import Callback
 from langgraph_mongo_saver.errors import ListenerBusy
 from langgraph_mongo_saver.events import CheckpointEvent
 from langgraph_mongo_saver.listening import Listening
@@ -31,13 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CallbackT = TypeVar("CallbackT", bound=Callback)
-
 # How long to wait before a database that cannot be reached is tried again.
 _REST = 1.0
 
 
-class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream]):
+class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream, AsyncSubscription]):
     """Callbacks for what happens to checkpoints, in background tasks; one stream serves all of them.
 
     Each callback has a task of its own and gets events in order, at least once. One that raises is logged, and does
@@ -53,14 +50,12 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
     """
 
     _saver_type = AsyncMongoDBSaver
+    _subscription_type = AsyncSubscription
 
-    def __init__(self, saver: AsyncMongoDBSaver, **arguments: Any) -> None:
-        super().__init__(saver, **arguments)
-        self._subscriptions: list[AsyncSubscription] = []
+    def _prepare(self) -> None:
+        super()._prepare()
         self._workers: list[asyncio.Task[None]] = []
-        self._callbacks: list[tuple[Callback, AsyncSubscription]] = []
         self._calls: set[asyncio.Task[Any]] = set()
-        self._ended = False
         self._stopping = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -69,72 +64,9 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
     def _monotonic() -> float:
         return time.monotonic()
 
-    def on(
-        self,
-        *kinds: str,
-        thread_id: Any = None,
-        checkpoint_ns: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        size: int = 1000,
-        policy: Policy = "wait",
-    ) -> Callable[[CallbackT], CallbackT]:
-        """Register a callback, a coroutine function or a function for a worker thread: ``@listener.on("checkpoint")``.
-
-        Args:
-            *kinds: of these kinds; none for all.
-            thread_id: of this thread, or of several.
-            checkpoint_ns: of this namespace.
-            metadata: checkpoints with these values.
-            size: events that may wait for it.
-            policy: what becomes of an event when so many wait: ``"wait"`` lets the stream wait, and with it all others;
-                ``"drop_oldest"`` drops the one that waits for longest, and counts it.
-
-        Returns:
-            The decorator, which gives the callback back.
-
-        Raises:
-            InvalidArgument: if an argument cannot be used.
-        """
-        mailbox = self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy)
-
-        def register(callback: CallbackT) -> CallbackT:
-            subscription = self._add(mailbox)
-            self._callbacks.append((callback, subscription))
-            if self._task is not None:
-                self._work(callback, subscription)
-            return callback
-
-        return register
-
-    def subscribe(
-        self,
-        *kinds: str,
-        thread_id: Any = None,
-        checkpoint_ns: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        size: int = 1000,
-        policy: Policy = "wait",
-    ) -> AsyncSubscription:
-        """Events to iterate over, from now on; see `on` for the arguments. Close it, or leave its ``async with``."""
-        return self._add(self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy))
-
-    def _add(self, mailbox: Mailbox) -> AsyncSubscription:
-        subscription = AsyncSubscription(mailbox, self._ledger, self._remove)
-        # A new list each time: the stream's task goes through the one that it has.
-        self._subscriptions = [*self._subscriptions, subscription]
-        if self._ended:
-            subscription.end(self._failure)
-        return subscription
-
-    def _remove(self, subscription: AsyncSubscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions = [other for other in self._subscriptions if other is not subscription]
-            self._dropped += subscription.dropped
-
-    def status(self) -> ListenerStatus:
-        """How it is doing."""
-        stream = self._stream
-        return self._status([s.mailbox for s in self._subscriptions], stream and stream.feed)
+    @property
+    def _started(self) -> bool:
+        return self._task is not None
 
     async def start(self) -> Self:
         """Start, and return when the stream is open, or another process is found to run the listener of this name.
@@ -278,9 +210,7 @@ class AsyncCheckpointListener(Listening[AsyncMongoDBSaver, AsyncCheckpointStream
         return held
 
     async def _finish(self) -> None:
-        self._ended = True
-        for subscription in self._subscriptions:
-            subscription.end(self._failure)
+        self._end_subscriptions()
         if self._workers:
             await asyncio.wait(self._workers, timeout=self._patience)
         if self._name is None:

@@ -223,7 +223,10 @@ def event_filter(
 
 def _thread_ids(given: object) -> frozenset[str]:
     if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
-        return frozenset(thread_identifier(each, "thread_id: an id") for each in given)
+        found = frozenset(thread_identifier(each, "thread_id: an id") for each in given)
+        if not found:
+            raise InvalidArgument("thread_id must be one or several threads, or None for all, but none was given")
+        return found
     return frozenset([thread_identifier(given)])
 
 

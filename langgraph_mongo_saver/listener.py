@@ -10,13 +10,12 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from langgraph_mongo_saver.delivery import Callback, ListenerStatus, Mailbox, Policy
+from langgraph_mongo_saver.delivery import Callback
 from langgraph_mongo_saver.errors import ListenerBusy
 from langgraph_mongo_saver.events import CheckpointEvent
 from langgraph_mongo_saver.listening import Listening
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CallbackT = TypeVar("CallbackT", bound=Callback)
-
 # How long to wait before a database that cannot be reached is tried again.
 _REST = 1.0
 
 
-class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
+class CheckpointListener(Listening[MongoDBSaver, CheckpointStream, Subscription]):
     """Callbacks for what happens to checkpoints, in background threads; one stream serves all of them.
 
     Each callback has a thread of its own and gets events in order, at least once. One that raises is logged, and does
@@ -52,14 +49,11 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
     """
 
     _saver_type = MongoDBSaver
+    _subscription_type = Subscription
 
-    def __init__(self, saver: MongoDBSaver, **arguments: Any) -> None:
-        super().__init__(saver, **arguments)
-        self._changing = threading.RLock()
-        self._ended = False
-        self._subscriptions: list[Subscription] = []
+    def _prepare(self) -> None:
+        super()._prepare()
         self._workers: list[threading.Thread] = []
-        self._callbacks: list[tuple[Callback, Subscription]] = []
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,75 +62,9 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
     def _monotonic() -> float:
         return time.monotonic()
 
-    def on(
-        self,
-        *kinds: str,
-        thread_id: Any = None,
-        checkpoint_ns: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        size: int = 1000,
-        policy: Policy = "wait",
-    ) -> Callable[[CallbackT], CallbackT]:
-        """Register a callback, a function or a coroutine function: ``@listener.on("checkpoint")``.
-
-        Args:
-            *kinds: of these kinds; none for all.
-            thread_id: of this thread, or of several.
-            checkpoint_ns: of this namespace.
-            metadata: checkpoints with these values.
-            size: events that may wait for it.
-            policy: what becomes of an event when so many wait: ``"wait"`` lets the stream wait, and with it all others;
-                ``"drop_oldest"`` drops the one that waits for longest, and counts it.
-
-        Returns:
-            The decorator, which gives the callback back.
-
-        Raises:
-            InvalidArgument: if an argument cannot be used.
-        """
-        mailbox = self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy)
-
-        def register(callback: CallbackT) -> CallbackT:
-            with self._changing:
-                subscription = self._add(mailbox)
-                self._callbacks.append((callback, subscription))
-                if self._thread is not None:
-                    self._work(callback, subscription)
-            return callback
-
-        return register
-
-    def subscribe(
-        self,
-        *kinds: str,
-        thread_id: Any = None,
-        checkpoint_ns: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        size: int = 1000,
-        policy: Policy = "wait",
-    ) -> Subscription:
-        """Events to iterate over, from now on; see `on` for the arguments. Close it, or leave its ``with``."""
-        return self._add(self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy))
-
-    def _add(self, mailbox: Mailbox) -> Subscription:
-        subscription = Subscription(mailbox, self._ledger, self._remove)
-        with self._changing:
-            # A new list each time: the stream's thread goes through the one that it has.
-            self._subscriptions = [*self._subscriptions, subscription]
-            if self._ended:
-                subscription.end(self._failure)
-        return subscription
-
-    def _remove(self, subscription: Subscription) -> None:
-        with self._changing:
-            if subscription in self._subscriptions:
-                self._subscriptions = [other for other in self._subscriptions if other is not subscription]
-                self._dropped += subscription.dropped
-
-    def status(self) -> ListenerStatus:
-        """How it is doing."""
-        stream = self._stream
-        return self._status([s.mailbox for s in self._subscriptions], stream and stream.feed)
+    @property
+    def _started(self) -> bool:
+        return self._thread is not None
 
     def start(self) -> Self:
         """Start, and return when the stream is open, or another process is found to run the listener of this name.
@@ -276,10 +204,7 @@ class CheckpointListener(Listening[MongoDBSaver, CheckpointStream]):
         return held
 
     def _finish(self) -> None:
-        with self._changing:
-            self._ended = True
-            for subscription in self._subscriptions:
-                subscription.end(self._failure)
+        self._end_subscriptions()
         deadline = time.monotonic() + self._patience
         for worker in self._workers:
             worker.join(max(deadline - time.monotonic(), 0))

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pymongo.errors import PyMongoError
 
 from langgraph_mongo_saver.address import identifier
 from langgraph_mongo_saver.changes import reaction
-from langgraph_mongo_saver.delivery import Ledger, ListenerStatus, Mailbox, OnError, Policy, State, lag_of
+from langgraph_mongo_saver.delivery import Callback, Ledger, ListenerStatus, Mailbox, OnError, Policy, State, lag_of
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.events import CheckpointEvent, OnGap, event_filter
 from langgraph_mongo_saver.gathering import watch_of
 from langgraph_mongo_saver.plans import Planner
+from langgraph_mongo_saver.watching import Feed
 
 logger = logging.getLogger(__name__)
 
+
+class _Stream(Protocol):
+    @property
+    def feed(self) -> Feed: ...
+
+
+class _Subscription(Protocol):
+    mailbox: Mailbox
+
+    @property
+    def dropped(self) -> int: ...
+
+    def end(self, failure: BaseException | None = None) -> None: ...
+
+
 SaverT = TypeVar("SaverT")
-StreamT = TypeVar("StreamT")
+StreamT = TypeVar("StreamT", bound=_Stream)
+SubscriptionT = TypeVar("SubscriptionT", bound=_Subscription)
+CallbackT = TypeVar("CallbackT", bound=Callback)
 
 _SAVE_SECONDS = 1.0
 
 
-class Listening(Generic[SaverT, StreamT]):
+class Listening(Generic[SaverT, StreamT, SubscriptionT]):
     """A listener, but for how it waits."""
 
     _saver_type: ClassVar[type]
+    _subscription_type: ClassVar[type]
 
     def __init__(
         self,
@@ -88,7 +108,7 @@ class Listening(Generic[SaverT, StreamT]):
         watch_of(self._settings, **self._arguments, **self._begin)
         self._name, self._lease, self._standby, self._on_error = name, lease_seconds, standby, on_error
         self._owner = uuid.uuid4().hex
-        self._begin_anew()
+        self._prepare()
 
     @staticmethod
     def _monotonic() -> float:
@@ -109,7 +129,7 @@ class Listening(Generic[SaverT, StreamT]):
         if on_error is not None and not callable(on_error):
             raise InvalidArgument(f"on_error must be a function or None, but a {type(on_error).__name__} was given")
 
-    def _begin_anew(self) -> None:
+    def _prepare(self) -> None:
         self._ledger = Ledger(self._monotonic)
         self._state: State = "new"
         self._failure: BaseException | None = None
@@ -120,6 +140,79 @@ class Listening(Generic[SaverT, StreamT]):
         self._reconnects = 0
         self._dropped = 0
         self._patience = 10.0
+        # Whoever holds it does not wait: it is for threads, and does no harm on an event loop.
+        self._changing = threading.RLock()
+        self._ended = False
+        self._subscriptions: list[SubscriptionT] = []
+        self._callbacks: list[tuple[Callback, SubscriptionT]] = []
+
+    # --- subscribers -----------------------------------------------------------------------------------------------
+
+    def on(
+        self,
+        *kinds: str,
+        thread_id: Any = None,
+        checkpoint_ns: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        size: int = 1000,
+        policy: Policy = "wait",
+    ) -> Callable[[CallbackT], CallbackT]:
+        """Register a callback, a function or a coroutine function: ``@listener.on("checkpoint")``.
+
+        A function is called in a thread of its own, a coroutine function on the event loop of an async listener.
+
+        Args:
+            *kinds: of these kinds; none for all.
+            thread_id: of this thread, or of several.
+            checkpoint_ns: of this namespace.
+            metadata: checkpoints with these values.
+            size: events that may wait for it.
+            policy: what becomes of an event when so many wait: ``"wait"`` lets the stream wait, and with it all others;
+                ``"drop_oldest"`` drops the one that waits for longest, and counts it.
+
+        Returns:
+            The decorator, which gives the callback back.
+
+        Raises:
+            InvalidArgument: if an argument cannot be used.
+        """
+        mailbox = self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy)
+
+        def register(callback: CallbackT) -> CallbackT:
+            if not callable(callback):
+                given = type(callback).__name__
+                raise InvalidArgument(f"callback must be a function or a coroutine function, but a {given} was given")
+            with self._changing:
+                subscription = self._add(mailbox)
+                self._callbacks.append((callback, subscription))
+                if self._started:
+                    self._work(callback, subscription)
+            return callback
+
+        return register
+
+    def subscribe(
+        self,
+        *kinds: str,
+        thread_id: Any = None,
+        checkpoint_ns: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        size: int = 1000,
+        policy: Policy = "wait",
+    ) -> SubscriptionT:
+        """Events to iterate over, from now on; see `on` for the arguments.
+
+        Close it, or leave its ``with`` (``async with`` of an async listener).
+        """
+        return self._add(self._mailbox(kinds, thread_id, checkpoint_ns, metadata, size, policy))
+
+    @property
+    def _started(self) -> bool:
+        raise NotImplementedError
+
+    def _work(self, callback: Callback, subscription: SubscriptionT) -> None:
+        """Begin to call a callback."""
+        raise NotImplementedError
 
     def _mailbox(
         self, kinds: Iterable[str], thread_id: Any, checkpoint_ns: str | None, metadata: Any, size: int, policy: Policy
@@ -132,6 +225,29 @@ class Listening(Generic[SaverT, StreamT]):
             clear_keys=self._settings.clear_keys,
         )
         return Mailbox(wanted, size, policy)
+
+    def _add(self, mailbox: Mailbox) -> SubscriptionT:
+        subscription: SubscriptionT = self._subscription_type(mailbox, self._ledger, self._remove)
+        with self._changing:
+            # A new list each time: the stream's thread goes through the one that it has.
+            self._subscriptions = [*self._subscriptions, subscription]
+            if self._ended:
+                subscription.end(self._failure)
+        return subscription
+
+    def _remove(self, subscription: SubscriptionT) -> None:
+        with self._changing:
+            if subscription in self._subscriptions:
+                self._subscriptions = [other for other in self._subscriptions if other is not subscription]
+                self._dropped += subscription.dropped
+
+    def _end_subscriptions(self) -> None:
+        with self._changing:
+            self._ended = True
+            for subscription in self._subscriptions:
+                subscription.end(self._failure)
+
+    # --- the stream and its position -------------------------------------------------------------------------------
 
     def _where_to_begin(self, stored: str | None) -> dict[str, Any]:
         position = self._ledger.position or stored
@@ -171,10 +287,11 @@ class Listening(Generic[SaverT, StreamT]):
         if self._state == "stopped":
             raise InvalidArgument("a listener is started once; construct another to listen again")
 
-    def _status(self, mailboxes: Iterable[Mailbox], feed: Any) -> ListenerStatus:
-        boxes = list(mailboxes)
+    def status(self) -> ListenerStatus:
+        """How it is doing."""
+        feed = None if self._stream is None else self._stream.feed
+        boxes = [subscription.mailbox for subscription in self._subscriptions]
         state = self._state
-        reconnects = self._reconnects + (feed.reconnects if feed else 0)
         if state == "running" and feed is not None and not feed.connected:
             state = "reconnecting"
         as_of = self._ledger.as_of
@@ -182,7 +299,7 @@ class Listening(Generic[SaverT, StreamT]):
             state=state,
             last_event=self._last[0] if self._last else None,
             lag=self._last[1] if self._last else None,
-            reconnects=reconnects,
+            reconnects=self._reconnects + (feed.reconnects if feed else 0),
             dropped=self._dropped + sum(box.dropped for box in boxes),
             pending=sum(len(box.entries) for box in boxes),
             position_age=None if as_of is None else self._monotonic() - as_of,

@@ -35,7 +35,7 @@ async def construct(request: pytest.FixtureRequest) -> Any:
         *[("name", value) for value in ("", 5, b"n", ["n"], {"$ne": 1})],
         *[("lease_seconds", value) for value in (0, 0.5, -1, True, "15", None)],
         *[("kinds", value) for value in ("checkpoints", 5, [], ["writes", 5])],
-        *[("thread_id", value) for value in (5.0, b"1", ["1", None], {"$ne": 1})],
+        *[("thread_id", value) for value in (5.0, b"1", ["1", None], {"$ne": 1}, [], set())],
         *[("checkpoint_ns", value) for value in (5, b"", ["a"])],
         *[("metadata", value) for value in (5, [], {5: 1})],
         *[("start_at", "2026"), ("resume_from", "nowhere"), ("resume_from", 5), ("on_gap", "ignore")],
@@ -83,6 +83,12 @@ def test_an_argument_of_a_subscriber_that_cannot_be_used_is_named(
 def test_a_kind_that_is_none_is_refused(construct: Any, method: str, kind: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"^kinds\b"):
         getattr(construct(), method)(kind)
+
+
+@pytest.mark.parametrize("wrong", [None, "print", 5])
+def test_what_cannot_be_called_is_no_callback(construct: Any, wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^callback must be a function"):
+        construct().on("checkpoint")(wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, "saver", 5])
