@@ -19,12 +19,13 @@ from langgraph_mongo_saver.address import Address, read_address
 from langgraph_mongo_saver.codec import Document, in_order, opened
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
+from langgraph_mongo_saver.pipelines import Request
 from langgraph_mongo_saver.plans import Plan, Planner
 from langgraph_mongo_saver.values import Packed, PartKey, blob_parts, part_keys, unpack
 
 logger = logging.getLogger(__name__)
 
-# What servers say that lack $graphLookup or $lookup with a pipeline: unrecognized stage, not supported, not
+# What servers say that lack $graphLookup, $lookup with a pipeline or $unionWith: unrecognized stage, not supported, not
 # implemented, FailedToParse for localField beside a pipeline (before MongoDB 5.0), and an internal error of SecantusDB
 # 0.7, which does not walk over documents whose _id is a document.
 _NO_SUCH_STAGE = frozenset({1, 9, 115, 238, 303, 304, 40324})
@@ -69,14 +70,18 @@ def ancestors(
             fetch = by_segments(planner.settings.checkpoints, channels, known.place if known else None)
             found = yield from walk(address, channels, fetch, from_target=from_target)
         except OperationFailure as error:
-            if error.code not in _NO_SUCH_STAGE:
-                raise
-            logger.warning("The server cannot do $graphLookup (code %s); ancestors are scanned instead", error.code)
-            planner.recall.scans = True
+            _do_without(planner, "$graphLookup", error)
             found = yield from walk(address, channels, by_scan, from_target=from_target)
     if found is not None and found.missing is not None:
         _warn_once(planner, address.at(found.missing))
     return found
+
+
+def _do_without(planner: Planner, stage: str, error: OperationFailure) -> None:
+    if error.code not in _NO_SUCH_STAGE:
+        raise error
+    logger.warning("The server cannot do %s (code %s); ancestors are scanned from now on", stage, error.code)
+    planner.recall.scans = True
 
 
 def _warn_once(planner: Planner, missing: Address) -> None:
@@ -127,11 +132,7 @@ def _contents(
         requests.append(pipelines.values_of(address, sorted(set(embedded.values())), list(embedded)))
     if keys:
         requests.append(pipelines.blobs([key._asdict() for key in sorted(set(keys))]))
-    if len(requests) > 1 and planner.settings.joins and not planner.recall.scans:
-        requests = [pipelines.together(requests, planner.settings.name_of)]
-    rows: list[Document] = []
-    for request in requests:
-        rows += yield request
+    rows = yield from _rows(planner, requests)
     held = {(row["checkpoint_id"], e["channel"]): e for row in rows for e in row.get("values", ())}
     for channel, checkpoint_id in embedded.items():
         if (checkpoint_id, channel) not in held:
@@ -141,3 +142,16 @@ def _contents(
             )
         seeds[channel] = held[checkpoint_id, channel]
     return [row for row in rows if "writes" in row], blob_parts(row for row in rows if "data" in row), seeds
+
+
+def _rows(planner: Planner, requests: Sequence[Request]) -> Plan[list[Document]]:
+    if len(requests) > 1 and planner.settings.joins and not planner.recall.scans:
+        try:
+            found: list[Document] = yield pipelines.together(requests, planner.settings.name_of)
+            return found
+        except OperationFailure as error:
+            _do_without(planner, "$unionWith", error)
+    rows: list[Document] = []
+    for request in requests:
+        rows += yield request
+    return rows

@@ -140,7 +140,8 @@ def test_a_random_tree_reads_as_one_by_one(
     small: bool, client: MongoClient[Any], db_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small:
-        monkeypatch.setattr(codec, "SEGMENT", 3)
+        for room in (codec, lineage):
+            monkeypatch.setattr(room, "SEGMENT", 3)
         for name, size in (("_FIRST_HOPS", 0), ("_LATER_HOPS", 1), ("_SCANNED", 3)):
             monkeypatch.setattr(lineage, name, size)
     savers = [MongoDBSaver(client, db_name) for _ in range(2)]

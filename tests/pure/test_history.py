@@ -139,6 +139,17 @@ def test_where_servers_join_writes_and_seeds_are_one_command() -> None:
     }
 
 
+def test_a_server_that_cannot_unite_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:
+    plan, nodes = remembering("3", ("2", 1)), [placed("2", "1", "2", log=["seed"]), placed("3", "2", "2")]
+    values = {"checkpoint_id": "2", "values": put("2", log=["seed"]).requests[-1].args[0]["values"]}
+    with caplog.at_level(logging.WARNING):
+        run = history([nodes, NO_SUCH_STAGE, [written("2", "t", ("log", 1))], [values]], plan)
+    assert run.calls == [BEGUN, TOGETHER, WRITES, VALUES]
+    assert run.result == {"log": {"writes": [("t", "log", 1)], "seed": ["seed"]}}
+    assert plan.recall.scans
+    assert "$unionWith (code 40324)" in caplog.records[0].getMessage()
+
+
 def test_a_segment_that_has_just_begun_is_read_alone() -> None:
     run = history([[placed("3", "2", "2"), placed("2", None, "2")], []], remembering("3", ("2", 1)))
     assert run.calls == [BEGUN, WRITES]
