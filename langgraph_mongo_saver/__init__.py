@@ -2,6 +2,7 @@
 
 from langgraph_mongo_saver.aio import AsyncMongoDBSaver
 from langgraph_mongo_saver.alistener import AsyncCheckpointListener
+from langgraph_mongo_saver.cleanup import Removed
 from langgraph_mongo_saver.delivery import ListenerStatus
 from langgraph_mongo_saver.errors import (
     ChangeStreamsUnavailable,
@@ -22,7 +23,6 @@ from langgraph_mongo_saver.errors import (
 )
 from langgraph_mongo_saver.events import CheckpointEvent
 from langgraph_mongo_saver.listener import CheckpointListener
-from langgraph_mongo_saver.maintenance import Removed
 from langgraph_mongo_saver.saver import MongoDBSaver
 from langgraph_mongo_saver.streams import AsyncCheckpointStream, CheckpointStream
 from langgraph_mongo_saver.subscriptions import AsyncSubscription, Subscription

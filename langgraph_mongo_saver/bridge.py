@@ -18,12 +18,13 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
+from langgraph_mongo_saver.cleanup import GRACE, Options, Progress, Removed
 from langgraph_mongo_saver.compaction import compact_thread
 from langgraph_mongo_saver.copying import copy_thread
 from langgraph_mongo_saver.driver import ClientT, MongoSaver
 from langgraph_mongo_saver.errors import WrongEventLoop
 from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
-from langgraph_mongo_saver.maintenance import GRACE, Options, Progress, Removed, delete_for_runs, prune
+from langgraph_mongo_saver.maintenance import delete_for_runs, prune
 from langgraph_mongo_saver.plans import Listing, Plan, T
 from langgraph_mongo_saver.threads import ThreadListing, ThreadSummary, threads_listing, threads_page, touch_thread
 
@@ -164,7 +165,7 @@ class AsyncOverSync(MongoSaver[ClientT]):
         progress: Progress | None = None,
     ) -> Removed:
         """See `prune`."""
-        options = Options(keep_last, older_than, refuse_delta, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress, keep_last, older_than, refuse_delta)
         return await asyncio.to_thread(self._run, prune(self._planner, thread_ids, strategy, options))
 
     async def adelete_for_runs(  # type: ignore[override]  # the base returns nothing; this tells what went
@@ -176,7 +177,7 @@ class AsyncOverSync(MongoSaver[ClientT]):
         progress: Progress | None = None,
     ) -> Removed:
         """See `delete_for_runs`."""
-        options = Options(1, None, False, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress)
         return await asyncio.to_thread(self._run, delete_for_runs(self._planner, run_ids, options))
 
     async def acopy_thread(
@@ -203,7 +204,7 @@ class AsyncOverSync(MongoSaver[ClientT]):
         progress: Progress | None = None,
     ) -> Removed:
         """See `compact_thread`."""
-        options = Options(1, None, False, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress)
         return await asyncio.to_thread(self._run, compact_thread(self._planner, graph, config, options))
 
     def alist_threads(self, *, after: str | None = None, limit: int | None = None) -> AsyncIterator[ThreadSummary]:
@@ -294,7 +295,7 @@ class SyncOverAsync(MongoSaver[ClientT]):
         progress: Progress | None = None,
     ) -> Removed:
         """See `aprune`. For threads other than the event loop's."""
-        options = Options(keep_last, older_than, refuse_delta, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress, keep_last, older_than, refuse_delta)
         return self._home.wait(self._run, prune(self._planner, thread_ids, strategy, options))
 
     def delete_for_runs(  # type: ignore[override]  # the base returns nothing; this tells what went
@@ -306,7 +307,7 @@ class SyncOverAsync(MongoSaver[ClientT]):
         progress: Progress | None = None,
     ) -> Removed:
         """See `adelete_for_runs`. For threads other than the event loop's."""
-        options = Options(1, None, False, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress)
         return self._home.wait(self._run, delete_for_runs(self._planner, run_ids, options))
 
     def copy_thread(
@@ -333,7 +334,7 @@ class SyncOverAsync(MongoSaver[ClientT]):
         progress: Progress | None = None,
     ) -> Removed:
         """See `acompact_thread`. For threads other than the event loop's."""
-        options = Options(1, None, False, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress)
         return self._home.wait(self._run, compact_thread(self._planner, graph, config, options))
 
     def list_threads(self, *, after: str | None = None, limit: int | None = None) -> Iterator[ThreadSummary]:

@@ -14,9 +14,10 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address, read_address
+from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.history import delta_channel_history
-from langgraph_mongo_saver.maintenance import Options, Removed, prune
+from langgraph_mongo_saver.maintenance import prune
 from langgraph_mongo_saver.plans import Plan, Planner
 from langgraph_mongo_saver.values import Blob
 

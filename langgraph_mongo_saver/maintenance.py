@@ -7,15 +7,17 @@ replaying from a checkpoint that is being deleted is not safe (nor is it with la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
+from uuid import UUID
 
 from langgraph.checkpoint.serde.types import TASKS
 
 from langgraph_mongo_saver import pipelines
-from langgraph_mongo_saver.address import Address, thread_identifier
+from langgraph_mongo_saver.address import Address, identifier, thread_identifier
+from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.codec import Document, check_layout, exact_metadata, skeleton_of
 from langgraph_mongo_saver.errors import DeltaThreadRefused, FilterNotQueryable, InvalidArgument
 from langgraph_mongo_saver.lineage import Node
@@ -25,37 +27,7 @@ from langgraph_mongo_saver.selection import Facts, Nodes, finished_calls, newest
 from langgraph_mongo_saver.values import PartKey, part_keys
 
 T = TypeVar("T")
-Progress = Callable[[int, int], object]
-
 _BATCH = 500
-# What no checkpoint refers to may belong to a put that is under way: blobs are stored before their checkpoint, and
-# writes may be. A put repeats what fails for `retry_seconds`; this is beyond its default.
-GRACE = timedelta(minutes=1)
-
-
-@dataclass(frozen=True)
-class Removed:
-    """How many documents went, or in a dry run would go, by collection."""
-
-    checkpoints: int = 0
-    writes: int = 0
-    blobs: int = 0
-
-    def __add__(self, other: Removed) -> Removed:
-        """Both together."""
-        return Removed(self.checkpoints + other.checkpoints, self.writes + other.writes, self.blobs + other.blobs)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to prune; see `MongoDBSaver.prune`."""
-
-    keep_last: int
-    older_than: timedelta | None
-    refuse_delta: bool
-    grace: timedelta
-    dry_run: bool
-    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -75,18 +47,11 @@ def prune(planner: Planner, thread_ids: Sequence[str], strategy: str, options: O
     """The plan for `prune`."""
     if isinstance(thread_ids, (str, bytes)) or not isinstance(thread_ids, (Sequence, set, frozenset)):
         raise TypeError(f"thread_ids must be a sequence of thread ids, but a {type(thread_ids).__name__} was given")
-    threads = [thread_identifier(thread_id, "thread_ids: an id") for thread_id in thread_ids]
+    threads = list(dict.fromkeys(thread_identifier(thread_id, "thread_ids: an id") for thread_id in thread_ids))
     if strategy not in ("keep_latest", "delete", "delete_all"):
         raise InvalidArgument(f"strategy must be 'keep_latest', 'delete' or 'delete_all', but {strategy!r} was given")
-    if isinstance(options.keep_last, bool) or not isinstance(options.keep_last, int) or options.keep_last < 1:
-        raise InvalidArgument(
-            f"keep_last must be a number of checkpoints from 1 on, but {options.keep_last!r} was given"
-        )
-    for name in ("older_than", "grace"):
-        value = getattr(options, name)
-        if not isinstance(value, timedelta) and not (name == "older_than" and value is None):
-            raise InvalidArgument(f"{name} must be a datetime.timedelta, but a {type(value).__name__} was given")
     if strategy != "keep_latest":
+        options.check_whole_threads(strategy)
         return _delete_threads(planner, threads, options)
     return _prune(planner, threads, options)
 
@@ -95,7 +60,8 @@ def delete_for_runs(planner: Planner, run_ids: Sequence[str], options: Options) 
     """The plan for `delete_for_runs`."""
     if isinstance(run_ids, (str, bytes)) or not isinstance(run_ids, (Sequence, set, frozenset)):
         raise TypeError(f"run_ids must be a sequence of run ids, but a {type(run_ids).__name__} was given")
-    runs = [thread_identifier(run_id, "run_ids: an id") for run_id in run_ids]
+    # A UUID stands in metadata as a string; an int would not, and never be found.
+    runs = [identifier(str(i) if isinstance(i, UUID) else i, "run_ids: an id") for i in run_ids]
     clear = planner.settings.clear_keys
     if clear is not None and "run_id" not in clear:
         raise FilterNotQueryable(

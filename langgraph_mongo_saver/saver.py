@@ -25,6 +25,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from langgraph_mongo_saver.bridge import AsyncOverSync
+from langgraph_mongo_saver.cleanup import GRACE, Options, Progress, Removed
 from langgraph_mongo_saver.compaction import compact_thread
 from langgraph_mongo_saver.copying import copy_thread
 from langgraph_mongo_saver.driver import DRIVER_INFO
@@ -32,7 +33,7 @@ from langgraph_mongo_saver.embedded import embedded_server
 from langgraph_mongo_saver.events import OnGap
 from langgraph_mongo_saver.gathering import watch_of
 from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
-from langgraph_mongo_saver.maintenance import GRACE, Options, Progress, Removed, delete_for_runs, prune
+from langgraph_mongo_saver.maintenance import delete_for_runs, prune
 from langgraph_mongo_saver.pipelines import Request
 from langgraph_mongo_saver.plans import Listing, Plan, T
 from langgraph_mongo_saver.retry import is_transient, pauses
@@ -281,7 +282,7 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
             InvalidArgument: if another argument cannot be used.
             DeltaThreadRefused: if `refuse_delta` is set and a thread uses delta channels.
         """
-        options = Options(keep_last, older_than, refuse_delta, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress, keep_last, older_than, refuse_delta)
         return self._run(prune(self._planner, thread_ids, strategy, options))
 
     def delete_for_runs(  # type: ignore[override]  # the base returns nothing; this tells what went
@@ -309,7 +310,7 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
             TypeError: if `run_ids` is a single string.
             FilterNotQueryable: if ``run_id`` is stored encrypted only.
         """
-        options = Options(1, None, False, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress)
         return self._run(delete_for_runs(self._planner, run_ids, options))
 
     def copy_thread(
@@ -366,7 +367,7 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
         Raises:
             InvalidArgument: if an argument cannot be used.
         """
-        options = Options(1, None, False, grace, dry_run, progress)
+        options = Options(grace, dry_run, progress)
         return self._run(compact_thread(self._planner, graph, config, options))
 
     def list_threads(self, *, after: str | None = None, limit: int | None = None) -> Iterator[ThreadSummary]:

@@ -154,7 +154,7 @@ def test_the_savers_are_constructed_alike() -> None:
 # A room imports rooms of earlier layers only.
 LAYERS = (
     {"errors", "keeper"},
-    {"address", "metadata", "values", "retry", "mongod"},
+    {"address", "metadata", "values", "retry", "mongod", "cleanup"},
     {"codec", "settings", "embedded"},
     {"pipelines", "recall"},
     {"schema", "lineage"},

@@ -121,9 +121,18 @@ async def test_what_is_no_list_of_runs_is_a_type_error(saver: Surface, run_ids: 
 
 
 @on_two_surfaces
+@pytest.mark.parametrize("options", [{"grace": 5}, {"grace": timedelta.max}, {"progress": "all"}], ids=str)
+async def test_what_cannot_be_used_is_refused_before_anything_goes(saver: Surface, options: Any) -> None:
+    await chain(saver, "ab")
+    with pytest.raises(InvalidArgument, match=next(iter(options))):
+        await saver.call("delete_for_runs", ["a"], **options)
+    assert ids(await saver.list(config())) == ["2", "1"]
+
+
+@on_two_surfaces
 async def test_a_run_id_is_a_string(saver: Surface) -> None:
     await chain(saver, "a")
-    for run_id in (1.5, None, {"$exists": True}):
+    for run_id in (1.5, 5, None, {"$exists": True}):
         with pytest.raises(InvalidArgument, match="run_ids"):
             await delete(saver, "a", run_id)  # type: ignore[arg-type] # what is refused
     assert ids(await saver.list(config())) == ["1"]

@@ -96,7 +96,15 @@ async def test_what_is_no_list_of_threads_is_a_type_error(saver: Surface, thread
         {"older_than": 60},
         {"grace": None},
         {"grace": 60},
+        {"grace": timedelta(seconds=-1)},
+        {"grace": timedelta.max},
+        {"older_than": timedelta(days=-1)},
+        {"older_than": timedelta.max},
+        {"progress": 5},
         {"strategy": "delete", "keep_last": 0},
+        {"strategy": "delete", "keep_last": 3},
+        {"strategy": "delete_all", "older_than": timedelta(days=30)},
+        {"strategy": "delete", "refuse_delta": True},
     ],
     ids=str,
 )
@@ -107,6 +115,14 @@ async def test_what_cannot_be_used_is_refused_before_anything_goes(saver: Surfac
     with pytest.raises(ValueError, match="thread_ids"):
         await saver.call("prune", ["1", None], strategy="delete")
     assert ids(await saver.list(config())) == ["2", "1"]
+
+
+@on_two_surfaces
+async def test_a_thread_that_is_named_twice_goes_once(saver: Surface) -> None:
+    for strategy in ("keep_latest", "delete"):
+        await chain(saver, 3)
+        told = await prune(saver, "1", "1", strategy=strategy, dry_run=True)
+        assert told == await prune(saver, "1", "1", strategy=strategy)
 
 
 @pytest.mark.parametrize("strategy", ["delete", "delete_all"])
