@@ -259,14 +259,15 @@ class AsyncMongoDBSaver(SyncOverAsync["AsyncMongoClient[Any]"]):
         """Delete old checkpoints of threads, with all that only they need.
 
         What is kept can be read as before: the ancestors that hold the history of its delta channels stay too, for
-        that purpose alone. A checkpoint that stays without its parent has none any more. The namespace of a finished
-        subgraph call goes with the root checkpoint that it started from. It can be interrupted and repeated at any
-        time, and runs may append meanwhile.
+        that purpose alone; they are no longer listed, nor can they become the latest. A checkpoint that stays without
+        its parent has none any more. The namespace of a finished subgraph call goes with the root checkpoint that it
+        started from. It can be interrupted and repeated at any time, and runs may append meanwhile.
 
         Args:
             thread_ids: the threads; those that do not exist are nothing to do.
             strategy: ``"keep_latest"``, or ``"delete"`` (also ``"delete_all"``) for everything of these threads.
-            keep_last: how many checkpoints of each namespace to keep, newest first.
+            keep_last: how many checkpoints of each namespace to keep, newest first; with ``"keep_latest"`` only, like
+                the two that follow.
             older_than: delete only what was stored longer ago than this.
             refuse_delta: raise, before anything is deleted, if a thread uses delta channels.
             grace: how old blobs and writes must be, which no checkpoint refers to, to be taken for left behind by a
@@ -296,7 +297,7 @@ class AsyncMongoDBSaver(SyncOverAsync["AsyncMongoClient[Any]"]):
     ) -> Removed:
         """Delete the checkpoints of runs in all threads and namespaces, with all that only they need.
 
-        Checkpoints of these runs that the delta channels of a surviving one need stay.
+        Checkpoints of these runs that the delta channels of a surviving one need stay, but are no longer listed.
 
         Args:
             run_ids: the runs, as in the checkpoints' metadata.

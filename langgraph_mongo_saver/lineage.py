@@ -175,5 +175,8 @@ def _nodes(rows: Sequence[Document]) -> Iterator[Node]:
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
     """Fetch the checkpoints with smaller ids, of whatever branch: for servers without ``$graphLookup``."""
     documents: list[Document] = yield pipelines.older(address, _SCANNED)
-    there = documents and address.checkpoint_id in (None, documents[0]["checkpoint_id"])
-    return [Node.of(document) for document in documents] if there else []
+    wanted = address.checkpoint_id
+    for number, document in enumerate(documents):
+        if document["checkpoint_id"] == wanted or (wanted is None and not document.get("retired")):
+            return [Node.of(each) for each in documents[number:]]
+    return []

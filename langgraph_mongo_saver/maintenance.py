@@ -29,6 +29,11 @@ from langgraph_mongo_saver.values import PartKey, part_keys
 T = TypeVar("T")
 _BATCH = 500
 
+Place = tuple[str, str]
+"""A checkpoint by namespace and id."""
+
+Places = set[Place]
+
 
 @dataclass(frozen=True)
 class Thread:
@@ -36,8 +41,16 @@ class Thread:
 
     thread_id: str
     nodes: Mapping[str, Nodes]
-    stored_at: Mapping[tuple[str, str], datetime]
-    runs: Mapping[tuple[str, str], Any]
+    stored_at: Mapping[Place, datetime]
+    runs: Mapping[Place, Any]
+    retired: Places
+
+    def in_use(self) -> dict[str, Nodes]:
+        """The checkpoints that are there for their own sake, by namespace."""
+        return {
+            ns: {i: node for i, node in nodes.items() if (ns, i) not in self.retired}
+            for ns, nodes in self.nodes.items()
+        }
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -89,8 +102,7 @@ def _delete_threads(planner: Planner, thread_ids: Sequence[str], options: Option
 def _prune(planner: Planner, thread_ids: Sequence[str], options: Options) -> Plan[Removed]:
     if options.refuse_delta:
         for thread_id in thread_ids:
-            thread = yield from _load(planner, thread_id)
-            heads = yield from _facts(planner, thread, {ns: newest(nodes, 1) for ns, nodes in thread.nodes.items()})
+            heads = yield from _heads(planner, (yield from _load(planner, thread_id)))
             if any(facts.uses_delta for facts in heads.values()):
                 raise DeltaThreadRefused(
                     f"Thread {thread_id!r} uses a DeltaChannel, and refuse_delta was asked for; nothing was pruned"
@@ -98,24 +110,27 @@ def _prune(planner: Planner, thread_ids: Sequence[str], options: Options) -> Pla
     removed = Removed()
     for thread_id in thread_ids:
         thread = yield from _load(planner, thread_id)
-        kept = yield from _keepers(planner, thread, options)
-        removed += yield from _remove(planner, thread, kept, options)
+        chosen = yield from _chosen(planner, thread, options)
+        removed += yield from _remove(planner, thread, chosen, options)
     return removed
 
 
-def _keepers(planner: Planner, thread: Thread, options: Options) -> Plan[dict[str, set[str]]]:
+def _heads(planner: Planner, thread: Thread) -> Plan[dict[str, Facts]]:
+    facts = yield from _facts(planner, thread, {ns: newest(nodes, 1) for ns, nodes in thread.in_use().items()})
+    return {ns: of_head for (ns, _), of_head in facts.items()}
+
+
+def _chosen(planner: Planner, thread: Thread, options: Options) -> Plan[dict[str, set[str]]]:
     cutoff = None if options.older_than is None else planner.clock() - options.older_than
     chosen: dict[str, set[str]] = {}
-    for ns, nodes in thread.nodes.items():
+    for ns, nodes in thread.in_use().items():
         chosen[ns] = newest(nodes, options.keep_last)
         if cutoff is not None:
             chosen[ns] |= {i for i in nodes if thread.stored_at[ns, i] >= cutoff}
-    kept = yield from _with_ancestors(planner, thread, chosen)
-    heads = yield from _facts(planner, thread, {ns: newest(nodes, 1) for ns, nodes in thread.nodes.items()})
-    by_namespace = {ns: facts for (ns, _), facts in heads.items()}
-    for ns in finished_calls(kept, by_namespace, thread.nodes.get("", {})):
-        kept[ns] = set()
-    return kept
+    heads = yield from _heads(planner, thread)
+    for ns in finished_calls(chosen, heads, thread.nodes.get("", {})):
+        chosen[ns] = set()
+    return chosen
 
 
 def _with_ancestors(planner: Planner, thread: Thread, chosen: Mapping[str, set[str]]) -> Plan[dict[str, set[str]]]:
@@ -136,12 +151,9 @@ def _delete_for_runs(planner: Planner, run_ids: Sequence[str], options: Options)
         rows = yield pipelines.threads_of_runs(batch)
         for row in rows:
             thread = yield from _load(planner, row["_id"])
-            runs = set(batch)
-            staying = {
-                ns: {i for i in nodes if thread.runs.get((ns, i)) not in runs} for ns, nodes in thread.nodes.items()
-            }
-            kept = yield from _with_ancestors(planner, thread, staying)
-            removed += yield from _remove(planner, thread, kept, options)
+            of_runs = {place for place, run in thread.runs.items() if run in batch}
+            staying = {ns: {i for i in nodes if (ns, i) not in of_runs} for ns, nodes in thread.in_use().items()}
+            removed += yield from _remove(planner, thread, staying, options, of_runs)
     return removed
 
 
@@ -160,13 +172,12 @@ def _load(planner: Planner, thread_id: str) -> Plan[Thread]:
         nodes,
         {key: row["stored_at"] for key, row in keyed},
         {key: row.get("metadata", {}).get("run_id") for key, row in keyed},
+        {key for key, row in keyed if row.get("retired")},
     )
 
 
-def _facts(
-    planner: Planner, thread: Thread, wanted: Mapping[str, Collection[str]]
-) -> Plan[dict[tuple[str, str], Facts]]:
-    facts: dict[tuple[str, str], Facts] = {}
+def _facts(planner: Planner, thread: Thread, wanted: Mapping[str, Collection[str]]) -> Plan[dict[Place, Facts]]:
+    facts: dict[Place, Facts] = {}
     for ns, ids in wanted.items():
         for batch in _batches(sorted(ids)):
             for row in (yield pipelines.contents_of(Address(thread.thread_id, ns), batch)):
@@ -199,36 +210,66 @@ def _facts_of(planner: Planner, thread: Thread, ns: str, row: Document) -> Plan[
 
 # --- removing ------------------------------------------------------------------------------------------------------
 
-Places = set[tuple[str, str]]
-"""Checkpoints by namespace and id."""
 
+def _remove(
+    planner: Planner, thread: Thread, chosen: Mapping[str, set[str]], options: Options, found_by: Collection[Place] = ()
+) -> Plan[Removed]:
+    """Remove all but the chosen checkpoints and what they need.
 
-def _remove(planner: Planner, thread: Thread, kept: Mapping[str, Collection[str]], options: Options) -> Plan[Removed]:
+    Args:
+        planner: the planner.
+        thread: the thread.
+        chosen: the checkpoints that stay for their own sake, by namespace.
+        options: how.
+        found_by: the checkpoints by which the thread was found: they are retired before they go, and one of them
+            goes last, so that what a kill leaves is found again.
+    """
+    kept = yield from _with_ancestors(planner, thread, chosen)
     plans = {ns: removal(nodes, kept[ns]) for ns, nodes in thread.nodes.items()}
     going = {(ns, i) for ns, plan in plans.items() for i in (*plan.branches, *plan.rest)}
+    last = min(going.intersection(found_by), default=None)
+    retiring = {(ns, i) for ns, ids in kept.items() for i in ids - chosen[ns]} | (going if last else set())
     freed = {key for ns, i in going for key in part_keys(thread.thread_id, thread.nodes[ns][i].values.values())}
     for write in (yield pipelines.writes_of_thread(thread.thread_id)):
-        if (write["checkpoint_ns"], write["checkpoint_id"]) in going:
+        if _place(write) in going:
             freed.update(part_keys(thread.thread_id, write["writes"]))
+    if not options.dry_run:
+        yield from _retire(thread, retiring - thread.retired)
     removed = Removed()
-    for ns, plan in plans.items():
+    # The root's last: by its checkpoints the namespaces of finished calls are known.
+    for ns in sorted(plans, key=lambda ns: (ns == "", ns)):
         address = Address(thread.thread_id, ns)
-        for step in (plan.branches, plan.cut, plan.rest):
-            for batch in _batches(step):
-                if step is not plan.cut:
-                    removed += yield from _remove_batch(address, batch, options)
+        for step in (plans[ns].branches, plans[ns].cut, plans[ns].rest):
+            for batch in _batches([i for i in step if (ns, i) != last]):
+                if step is not plans[ns].cut:
+                    removed += yield from _remove_batch(address, batch, options, writes_first=last is not None)
                     _tell(options, removed.checkpoints, len(going))
                 elif not options.dry_run:
                     yield pipelines.cut_parents(address, batch)
     planner.recall.forget_thread(thread.thread_id)
-    return removed + (yield from _sweep(planner, thread.thread_id, going, freed, options))
+    if last is None:
+        return removed + (yield from _sweep(planner, thread.thread_id, going, freed, options))
+    query = pipelines.some(Address(thread.thread_id, last[0]), [last[1]])
+    removed += Removed(writes=(yield from _take("writes", query, options)))
+    removed += yield from _sweep(planner, thread.thread_id, going, freed, options)
+    removed += Removed(checkpoints=(yield from _take("checkpoints", query, options)))
+    _tell(options, removed.checkpoints, len(going))
+    return removed
 
 
-def _remove_batch(address: Address, batch: Sequence[str], options: Options) -> Plan[Removed]:
-    # Checkpoints first: one that was left without its writes could be read wrongly.
-    query = pipelines.some(address, batch)
-    checkpoints = yield from _take("checkpoints", query, options)
-    return Removed(checkpoints, (yield from _take("writes", query, options)))
+def _retire(thread: Thread, places: Places) -> Plan[None]:
+    for ns in sorted({ns for ns, _ in places}):
+        for batch in _batches(sorted(i for other, i in places if other == ns)):
+            yield pipelines.retire(Address(thread.thread_id, ns), batch)
+
+
+def _remove_batch(address: Address, batch: Sequence[str], options: Options, *, writes_first: bool) -> Plan[Removed]:
+    # A checkpoint that was left without its writes could be read wrongly, unless nobody reads it any more.
+    order: tuple[Part, ...] = ("writes", "checkpoints") if writes_first else ("checkpoints", "writes")
+    counts: dict[str, int] = {}
+    for part in order:
+        counts[part] = yield from _take(part, pipelines.some(address, batch), options)
+    return Removed(**counts)
 
 
 def _take(part: Part, query: Document, options: Options) -> Plan[int]:

@@ -67,15 +67,24 @@ _READ_OF_WRITES = {
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
+# Checkpoints that clean-up has retired are there for what their descendants need of them, or about to go; they are
+# found by their id alone.
+_IN_USE = {"retired": {"$exists": False}}
+
+
 def _of(address: Address) -> Document:
     return {key: value for key, value in address._asdict().items() if value is not None}
 
 
+def _at(address: Address) -> list[Document]:
+    """The stages that find a checkpoint, or the latest of a namespace."""
+    if address.checkpoint_id is not None:
+        return [{"$match": _of(address)}]
+    return [{"$match": {**_of(address), **_IN_USE}}, {"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
+
+
 def checkpoint_with_writes(address: Address, writes_collection: str) -> Request:
     """The checkpoint at an address, or the latest of its namespace, with the documents of its writes."""
-    found: list[Document] = [{"$match": _of(address)}]
-    if address.checkpoint_id is None:
-        found += [{"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
     # Thread and namespace are constants here, so that only one field is joined: 0.86 ms against 1.2 ms for three.
     join = {
         "from": writes_collection,
@@ -84,12 +93,13 @@ def checkpoint_with_writes(address: Address, writes_collection: str) -> Request:
         "pipeline": [{"$match": _of(address.at(None))}],
         "as": "writes",
     }
-    return Request("checkpoints", "aggregate", ([*found, {"$lookup": join}],), rows=True)
+    return Request("checkpoints", "aggregate", ([*_at(address), {"$lookup": join}],), rows=True)
 
 
 def checkpoint(address: Address) -> Request:
     """The checkpoint at an address, or the latest of its namespace, alone."""
-    return _find("checkpoints", _of(address), sort=[("checkpoint_id", DESCENDING)], limit=1)
+    query = {**_of(address), **({} if address.checkpoint_id else _IN_USE)}
+    return _find("checkpoints", query, sort=[("checkpoint_id", DESCENDING)], limit=1)
 
 
 def known_of(address: Address) -> Request:
@@ -132,6 +142,8 @@ def checkpoints_page(
     if after is not None:
         ids["$lte"] = after[0]
     query: Document = {"checkpoint_id": ids} if ids else {}
+    if checkpoint_id is None:
+        query.update(_IN_USE)
     sort = [("checkpoint_id", DESCENDING)]
     for name, value in (("thread_id", thread_id), ("checkpoint_ns", checkpoint_ns)):
         if value is not None:
@@ -160,6 +172,7 @@ _NODE = {
     "checkpoint_id": 1,
     "parent_checkpoint_id": 1,
     "segment": 1,
+    "retired": 1,
     **{f"values.{name}": 1 for name in ("channel", "type", "blob", "parts", "bytes")},
 }
 
@@ -205,14 +218,11 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
         "pipeline": [{"$match": namespace}, {"$group": {"_id": None, **columns}}],
         "as": "nodes",
     }
-    found: list[Document] = [{"$match": _of(address)}]
-    if address.checkpoint_id is None:
-        found += [{"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
     # To join by a field that is not there would join all documents that do not have it.
     segments = {"$concatArrays": [[{"$ifNull": ["$segment", False]}], "$openers.grew_from.segment"]}
     shown = {"_id": 0, "segment": segments, "own": {**own, "values": held}}
     stages = [{"$graphLookup": openers}, {"$project": shown}, {"$unwind": "$segment"}, {"$lookup": members}]
-    return Request("checkpoints", "aggregate", ([*found, *stages],), rows=True)
+    return Request("checkpoints", "aggregate", ([*_at(address), *stages],), rows=True)
 
 
 def _in(path: str, names: Sequence[str]) -> Document:
@@ -441,6 +451,11 @@ def cut_parents(address: Address, checkpoint_ids: Sequence[str]) -> Request:
     return Request(
         "checkpoints", "update_many", (some(address, checkpoint_ids), {"$set": {"parent_checkpoint_id": None}})
     )
+
+
+def retire(address: Address, checkpoint_ids: Sequence[str]) -> Request:
+    """Let some checkpoints be no longer listed, nor be the latest."""
+    return Request("checkpoints", "update_many", (some(address, checkpoint_ids), {"$set": {"retired": True}}))
 
 
 def add_values(address: Address, entries: Sequence[Document]) -> Request:

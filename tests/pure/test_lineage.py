@@ -216,6 +216,11 @@ def test_a_scan_from_the_latest_begins_with_any() -> None:
     assert drive(by_scan(Address("1", ""), True), rows).result == [Node.of(each) for each in rows]
 
 
+def test_a_scan_from_the_latest_passes_over_what_is_retired() -> None:
+    rows = [{**document("4", "3"), "retired": True}, document("3", "2"), {**document("2"), "retired": True}]
+    assert drive(by_scan(Address("1", ""), True), rows).result == [Node.of(each) for each in rows[1:]]
+
+
 def scan(forest: Forest, plan: Generator[Request, Any, Any]) -> tuple[Lineage, Counter[str], int]:
     """Answer the scans of a plan as a server does; how often each document was read, and in how many requests."""
     read: Counter[str] = Counter()

@@ -20,6 +20,8 @@ from langgraph_mongo_saver.pipelines import Request
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOSTILE = "$hostile"
 ADDRESS = Address(HOSTILE, HOSTILE, HOSTILE)
+# What clean-up keeps for other checkpoints alone is neither listed nor the latest.
+IN_USE = {"retired": {"$exists": False}}
 KEY = {"thread_id": HOSTILE, "blob": HOSTILE, "part": 0}
 WRITE = {"idx": 0, "channel": HOSTILE, "type": HOSTILE, "data": b"$hostile"}
 WRITES = {
@@ -158,23 +160,23 @@ def test_the_latest_is_sorted_for_and_a_named_one_is_not() -> None:
     named, latest = (REQUESTS[name].args[0] for name in ("checkpoint_with_writes", "latest_with_writes"))
     assert [list(stage) for stage in named] == [["$match"], ["$lookup"]]
     assert [list(stage) for stage in latest] == [["$match"], ["$sort"], ["$limit"], ["$lookup"]]
-    assert latest[0]["$match"] == {"thread_id": HOSTILE, "checkpoint_ns": HOSTILE}
+    assert latest[0]["$match"] == {"thread_id": HOSTILE, "checkpoint_ns": HOSTILE, **IN_USE}
 
 
 def test_an_empty_namespace_is_asked_for() -> None:
-    assert pipelines.checkpoint(Address("1", "")).args[0] == {"thread_id": "1", "checkpoint_ns": ""}
+    assert pipelines.checkpoint(Address("1", "")).args[0] == {"thread_id": "1", "checkpoint_ns": "", **IN_USE}
 
 
 @pytest.mark.parametrize(
     ("arguments", "query"),
     [
-        ({}, {}),
-        ({"thread_id": "1"}, {"thread_id": "1"}),
-        ({"checkpoint_ns": ""}, {"checkpoint_ns": ""}),
+        ({}, IN_USE),
+        ({"thread_id": "1"}, {"thread_id": "1", **IN_USE}),
+        ({"checkpoint_ns": ""}, {"checkpoint_ns": "", **IN_USE}),
         ({"checkpoint_id": "5"}, {"checkpoint_id": {"$eq": "5"}}),
-        ({"before": "5"}, {"checkpoint_id": {"$lt": "5"}}),
+        ({"before": "5"}, {"checkpoint_id": {"$lt": "5"}, **IN_USE}),
         ({"checkpoint_id": "4", "before": "5"}, {"checkpoint_id": {"$eq": "4", "$lt": "5"}}),
-        ({"filter": {"step": 1}}, {"metadata.step": {"$eq": 1}}),
+        ({"filter": {"step": 1}}, {"metadata.step": {"$eq": 1}, **IN_USE}),
     ],
 )
 def test_a_page_is_asked_for_by_what_is_given(arguments: dict[str, Any], query: dict[str, Any]) -> None:
@@ -214,6 +216,8 @@ def _matches(document: dict[str, str], query: Mapping[str, Any]) -> bool:
     for name, wanted in query.items():
         if name == "$or":
             fits = any(_matches(document, alternative) for alternative in wanted)
+        elif name == "retired":
+            fits = wanted == {"$exists": name in document}
         elif isinstance(wanted, dict):
             fits = all(compare[operator](document[name], value) for operator, value in wanted.items())
         else:
