@@ -152,9 +152,10 @@ def by_segments(collection: str, channels: Sequence[str], place: tuple[str, int]
 
     def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
         if first and place is not None and place[1] < _BEGUN:
-            nodes = [Node.of(row) for row in (yield pipelines.begun(address, place))]
-            if own := [node for node in nodes if node.checkpoint_id == address.checkpoint_id]:
-                return [*own, *nodes]
+            found: list[Document] = yield pipelines.begun(address, place)
+            own = [d for d in found if d["checkpoint_id"] == address.checkpoint_id and d.get("retired") != "going"]
+            if own:
+                return [Node.of(document) for document in (*own, *found)]
         hops = _FIRST_HOPS if first else _LATER_HOPS
         rows: list[Document] = yield pipelines.lineage(address, collection, channels, hops)
         if rows and "segment" not in rows[0]["own"]:
@@ -177,6 +178,7 @@ def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]
     documents: list[Document] = yield pipelines.older(address, _SCANNED)
     wanted = address.checkpoint_id
     for number, document in enumerate(documents):
-        if document["checkpoint_id"] == wanted or (wanted is None and not document.get("retired")):
+        retired = document.get("retired")
+        if retired != "going" if document["checkpoint_id"] == wanted else wanted is None and not retired:
             return [Node.of(each) for each in documents[number:]]
     return []

@@ -21,9 +21,9 @@ from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.codec import Document, check_layout, exact_metadata, skeleton_of
 from langgraph_mongo_saver.errors import DeltaThreadRefused, FilterNotQueryable, InvalidArgument
 from langgraph_mongo_saver.lineage import Node
-from langgraph_mongo_saver.pipelines import Part
+from langgraph_mongo_saver.pipelines import Part, Retired
 from langgraph_mongo_saver.plans import Plan, Planner
-from langgraph_mongo_saver.selection import Facts, Nodes, finished_calls, newest, removal, with_ancestors
+from langgraph_mongo_saver.selection import Facts, Nodes, Removal, finished_calls, newest, removal, with_ancestors
 from langgraph_mongo_saver.values import PartKey, part_keys
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Thread:
     nodes: Mapping[str, Nodes]
     stored_at: Mapping[Place, datetime]
     runs: Mapping[Place, Any]
-    retired: Places
+    retired: Mapping[Place, Retired]
 
     def in_use(self) -> dict[str, Nodes]:
         """The checkpoints that are there for their own sake, by namespace."""
@@ -172,7 +172,7 @@ def _load(planner: Planner, thread_id: str) -> Plan[Thread]:
         nodes,
         {key: row["stored_at"] for key, row in keyed},
         {key: row.get("metadata", {}).get("run_id") for key, row in keyed},
-        {key for key, row in keyed if row.get("retired")},
+        {key: row["retired"] for key, row in keyed if row.get("retired")},
     )
 
 
@@ -228,15 +228,36 @@ def _remove(
     plans = {ns: removal(nodes, kept[ns]) for ns, nodes in thread.nodes.items()}
     going = {(ns, i) for ns, plan in plans.items() for i in (*plan.branches, *plan.rest)}
     last = min(going.intersection(found_by), default=None)
-    retiring = {(ns, i) for ns, ids in kept.items() for i in ids - chosen[ns]} | (going if last else set())
+    retiring: dict[Place, Retired] = {(ns, i): "kept" for ns, ids in kept.items() for i in ids - chosen[ns]}
+    if last is not None:
+        retiring.update(dict.fromkeys(going, "going"))
+    freed = yield from _freed(thread, going)
+    if not options.dry_run:
+        yield from _retire(thread, retiring)
+    removed = yield from _remove_checkpoints(thread, plans, going, last, options)
+    planner.recall.forget_thread(thread.thread_id)
+    removed += yield from _sweep(planner, thread.thread_id, going, freed, options)
+    if last is not None:
+        removed += Removed(checkpoints=(yield from _take("checkpoints", _one(thread, last), options)))
+        _tell(options, removed.checkpoints, len(going))
+    return removed
+
+
+def _freed(thread: Thread, going: Places) -> Plan[set[PartKey]]:
+    """The blobs that what goes refers to."""
     freed = {key for ns, i in going for key in part_keys(thread.thread_id, thread.nodes[ns][i].values.values())}
     for write in (yield pipelines.writes_of_thread(thread.thread_id)):
         if _place(write) in going:
             freed.update(part_keys(thread.thread_id, write["writes"]))
-    if not options.dry_run:
-        yield from _retire(thread, retiring - thread.retired)
+    return freed
+
+
+def _remove_checkpoints(
+    thread: Thread, plans: Mapping[str, Removal], going: Places, last: Place | None, options: Options
+) -> Plan[Removed]:
+    """Remove checkpoints and their writes; of the last one the writes only."""
     removed = Removed()
-    # The root's last: by its checkpoints the namespaces of finished calls are known.
+    # The root's namespace comes last: by its checkpoints those of finished calls are known.
     for ns in sorted(plans, key=lambda ns: (ns == "", ns)):
         address = Address(thread.thread_id, ns)
         for step in (plans[ns].branches, plans[ns].cut, plans[ns].rest):
@@ -246,21 +267,23 @@ def _remove(
                     _tell(options, removed.checkpoints, len(going))
                 elif not options.dry_run:
                     yield pipelines.cut_parents(address, batch)
-    planner.recall.forget_thread(thread.thread_id)
-    if last is None:
-        return removed + (yield from _sweep(planner, thread.thread_id, going, freed, options))
-    query = pipelines.some(Address(thread.thread_id, last[0]), [last[1]])
-    removed += Removed(writes=(yield from _take("writes", query, options)))
-    removed += yield from _sweep(planner, thread.thread_id, going, freed, options)
-    removed += Removed(checkpoints=(yield from _take("checkpoints", query, options)))
-    _tell(options, removed.checkpoints, len(going))
+    if last is not None:
+        removed += Removed(writes=(yield from _take("writes", _one(thread, last), options)))
     return removed
 
 
-def _retire(thread: Thread, places: Places) -> Plan[None]:
-    for ns in sorted({ns for ns, _ in places}):
-        for batch in _batches(sorted(i for other, i in places if other == ns)):
-            yield pipelines.retire(Address(thread.thread_id, ns), batch)
+def _one(thread: Thread, place: Place) -> Document:
+    return pipelines.some(Address(thread.thread_id, place[0]), [place[1]])
+
+
+def _retire(thread: Thread, retiring: Mapping[Place, Retired]) -> Plan[None]:
+    groups: dict[tuple[str, Retired], list[str]] = {}
+    for (ns, checkpoint_id), how in sorted(retiring.items()):
+        if thread.retired.get((ns, checkpoint_id)) != how:
+            groups.setdefault((ns, how), []).append(checkpoint_id)
+    for (ns, how), ids in groups.items():
+        for batch in _batches(ids):
+            yield pipelines.retire(Address(thread.thread_id, ns), batch, how)
 
 
 def _remove_batch(address: Address, batch: Sequence[str], options: Options, *, writes_first: bool) -> Plan[Removed]:

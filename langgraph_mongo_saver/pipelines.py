@@ -67,9 +67,12 @@ _READ_OF_WRITES = {
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-# Checkpoints that clean-up has retired are there for what their descendants need of them, or about to go; they are
-# found by their id alone.
+Retired = Literal["kept", "going"]
+"""A checkpoint that clean-up has retired is there for what its descendants need of it, and found by its id alone; or it
+is about to go, and no longer found."""
+
 _IN_USE = {"retired": {"$exists": False}}
+_THERE = {"retired": {"$ne": "going"}}
 
 
 def _of(address: Address) -> Document:
@@ -79,7 +82,7 @@ def _of(address: Address) -> Document:
 def _at(address: Address) -> list[Document]:
     """The stages that find a checkpoint, or the latest of a namespace."""
     if address.checkpoint_id is not None:
-        return [{"$match": _of(address)}]
+        return [{"$match": {**_of(address), **_THERE}}]
     return [{"$match": {**_of(address), **_IN_USE}}, {"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
 
 
@@ -98,7 +101,7 @@ def checkpoint_with_writes(address: Address, writes_collection: str) -> Request:
 
 def checkpoint(address: Address) -> Request:
     """The checkpoint at an address, or the latest of its namespace, alone."""
-    query = {**_of(address), **({} if address.checkpoint_id else _IN_USE)}
+    query = {**_of(address), **(_THERE if address.checkpoint_id else _IN_USE)}
     return _find("checkpoints", query, sort=[("checkpoint_id", DESCENDING)], limit=1)
 
 
@@ -142,8 +145,7 @@ def checkpoints_page(
     if after is not None:
         ids["$lte"] = after[0]
     query: Document = {"checkpoint_id": ids} if ids else {}
-    if checkpoint_id is None:
-        query.update(_IN_USE)
+    query.update(_THERE if checkpoint_id is not None else _IN_USE)
     sort = [("checkpoint_id", DESCENDING)]
     for name, value in (("thread_id", thread_id), ("checkpoint_ns", checkpoint_ns)):
         if value is not None:
@@ -453,9 +455,9 @@ def cut_parents(address: Address, checkpoint_ids: Sequence[str]) -> Request:
     )
 
 
-def retire(address: Address, checkpoint_ids: Sequence[str]) -> Request:
+def retire(address: Address, checkpoint_ids: Sequence[str], how: Retired) -> Request:
     """Let some checkpoints be no longer listed, nor be the latest."""
-    return Request("checkpoints", "update_many", (some(address, checkpoint_ids), {"$set": {"retired": True}}))
+    return Request("checkpoints", "update_many", (some(address, checkpoint_ids), {"$set": {"retired": how}}))
 
 
 def add_values(address: Address, entries: Sequence[Document]) -> Request:

@@ -217,7 +217,7 @@ def test_a_scan_from_the_latest_begins_with_any() -> None:
 
 
 def test_a_scan_from_the_latest_passes_over_what_is_retired() -> None:
-    rows = [{**document("4", "3"), "retired": True}, document("3", "2"), {**document("2"), "retired": True}]
+    rows = [{**document("4", "3"), "retired": "kept"}, document("3", "2"), {**document("2"), "retired": "kept"}]
     assert drive(by_scan(Address("1", ""), True), rows).result == [Node.of(each) for each in rows[1:]]
 
 
