@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from operator import itemgetter
+from typing import Any
 
 from pymongo.errors import BulkWriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import thread_identifier
 from langgraph_mongo_saver.codec import Document
-from langgraph_mongo_saver.errors import InvalidArgument, ThreadExists
+from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument, ThreadExists
 from langgraph_mongo_saver.pipelines import Part
 from langgraph_mongo_saver.plans import Plan, Planner, only_duplicates, without_documents
 
-_PAGE = 100
+_ORDER: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
+_BATCH = 500  # checkpoints copied within the server at a time
+_PAGE = 100  # documents that go through this process at a time
 
 
 def copy_thread(
@@ -35,47 +40,81 @@ def copy_thread(
 def _copy_thread(
     planner: Planner, source: str, target: str, replace_target: bool, progress: Callable[[int, int], object] | None
 ) -> Plan[None]:
+    # The copy is the source as of now: what runs append to it meanwhile stays away.
+    checkpoints = yield from _keys("checkpoints", source)
+    if not all(isinstance(key, dict) for key in checkpoints):
+        raise CorruptCheckpoint(
+            f"Thread {source!r} has checkpoints that were written by another saver; this release cannot copy them"
+        )
     if replace_target:
         yield from planner.delete_everything(target)
-    elif (yield from _holds_more(planner, source, target)):
+    elif (yield from _holds_more(source, target, checkpoints)):
         raise ThreadExists(
-            f"Thread {target!r} holds checkpoints that are not copies of thread {source!r}'s; choose another "
+            f"Thread {target!r} holds checkpoints or writes that are not copies of thread {source!r}'s; choose another "
             "target_thread_id, or pass replace_target=True to delete what it holds"
         )
-    # Checkpoints last, and those with the smallest ids first: what a kill leaves can be read, and copying again
-    # does the rest.
-    order: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
-    for done, part in enumerate(order, 1):
-        if planner.settings.joins:
-            yield pipelines.copy(part, planner.settings.name_of(part), source, target, planner.activity())
-        else:
-            yield from _copy_by_pages(planner, part, source, target)
+    checkpoints.sort(key=itemgetter("checkpoint_ns"), reverse=True)
+    checkpoints.sort(key=itemgetter("checkpoint_id"))
+    active_at = planner.activity()
+    # Checkpoints last, and those with the smallest ids first: what a kill leaves can be read, and copying again does
+    # the rest.
+    for done, part in enumerate(_ORDER, 1):
+        yield from _copy(planner, part, source, target, checkpoints if part == "checkpoints" else None, active_at)
+        if part == "writes":
+            # What runs have written since may refer to blobs that are as new.
+            missing = _places((yield from _keys("blobs", source))) - _places((yield from _keys("blobs", target)))
+            late = [{"thread_id": source, "blob": blob, "part": number} for blob, number in sorted(missing)]
+            yield from _copy(planner, "blobs", source, target, late, active_at)
         if progress:
-            progress(done, len(order))
+            progress(done, len(_ORDER))
+    yield from planner.note_activity(target, always=True)
 
 
-def _holds_more(planner: Planner, source: str, target: str) -> Plan[bool]:
-    found = yield pipelines.ids_of_thread("checkpoints", target)
-    if not found:
-        return False
-    copied = {_within_thread(row) for row in (yield pipelines.ids_of_thread("checkpoints", source)) if _ours(row)}
-    return any(not _ours(row) or _within_thread(row) not in copied for row in found)
+def _keys(part: Part, thread_id: str) -> Plan[list[Any]]:
+    return [row["_id"] for row in (yield pipelines.ids_of_thread(part, thread_id))]
 
 
-def _within_thread(row: Document) -> tuple[str, str]:
-    return row["_id"]["checkpoint_ns"], row["_id"]["checkpoint_id"]
+def _holds_more(source: str, target: str, checkpoints: Sequence[Document]) -> Plan[bool]:
+    found = yield from _keys("checkpoints", target)
+    if not _places(found) <= _places(checkpoints):
+        return True
+    found = yield from _keys("writes", target)
+    return bool(found) and not _places(found) <= _places((yield from _keys("writes", source)))
 
 
-def _ours(row: Document) -> bool:
-    return isinstance(row["_id"], dict)
+def _places(keys: Iterable[Any]) -> set[Any]:
+    return {
+        tuple(value for name, value in key.items() if name != "thread_id") if isinstance(key, dict) else key
+        for key in keys
+    }
 
 
-def _copy_by_pages(planner: Planner, part: Part, source: str, target: str) -> Plan[None]:
-    keys: list[Document] = [row["_id"] for row in (yield pipelines.ids_of_thread(part, source)) if _ours(row)]
-    keys.sort(key=lambda key: key.get("checkpoint_id", ""))
+def _copy(
+    planner: Planner,
+    part: Part,
+    source: str,
+    target: str,
+    keys: Sequence[Document] | None,
+    active_at: datetime | None,
+) -> Plan[None]:
+    if not planner.settings.joins:
+        yield from _copy_by_pages(part, source, target, keys, active_at)
+        return
+    # Not what another saver has written to the thread, whose _id is not ours to make.
+    queries: list[Document] = [{"thread_id": source, "_id.thread_id": source}]
+    if keys is not None:
+        queries = [{"_id": {"$in": keys[n : n + _BATCH]}} for n in range(0, len(keys), _BATCH)]
+    for query in queries:
+        yield pipelines.copy(part, planner.settings.name_of(part), query, target, active_at)
+
+
+def _copy_by_pages(
+    part: Part, source: str, target: str, keys: Sequence[Document] | None, active_at: datetime | None
+) -> Plan[None]:
+    if keys is None:
+        keys = [key for key in (yield from _keys(part, source)) if isinstance(key, dict)]
     for start in range(0, len(keys), _PAGE):
         documents = yield pipelines.whole(part, keys[start : start + _PAGE])
-        active_at = planner.activity()
         copies = [_copied(document, target) | ({"active_at": active_at} if active_at else {}) for document in documents]
         if not copies:
             continue

@@ -476,12 +476,12 @@ def whole(part: Part, keys: Sequence[Document]) -> Request:
     return _find(part, {"_id": {"$in": list(keys)}})
 
 
-def copy(part: Part, collection: str, source: str, target: str, active_at: datetime | None) -> Request:
-    """Copy a thread's documents of one collection within the server."""
+def copy(part: Part, collection: str, query: Document, target: str, active_at: datetime | None) -> Request:
+    """Copy documents of one collection to another thread, within the server."""
     change: Document = {"thread_id": {"$literal": target}, "_id.thread_id": {"$literal": target}}
     if active_at is not None:
         change["active_at"] = active_at
-    stages: list[Document] = [{"$match": {"thread_id": source}}]
+    stages: list[Document] = [{"$match": query}]
     if part == "checkpoints":
         stages.append({"$sort": {"checkpoint_id": ASCENDING, "checkpoint_ns": DESCENDING}})
     stages += [{"$set": change}, {"$merge": {"into": collection, "on": "_id", "whenMatched": "replace"}}]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import bson
 import pytest
 
-from langgraph_mongo_saver import InvalidArgument, ThreadExists
-from tests.building import config
+from langgraph_mongo_saver import CorruptCheckpoint, InvalidArgument, MongoDBSaver, ThreadExists
+from tests.building import checkpoint, config
 from tests.steps import COLLECTIONS, LARGE, ids, put
 from tests.surfaces import OpenSurface, Surface
+from tests.trees import unused_and_missing_blobs
 
 HUGE = bytes(range(256)) * 1200
 on_two_surfaces = pytest.mark.parametrize("surface_name", ["sync", "async"], indirect=True)
@@ -142,6 +144,61 @@ async def test_a_target_with_something_else_is_refused_or_replaced(
     assert same
 
 
+@on_two_surfaces
+@DIALECTS
+async def test_beside_a_run_that_appends_the_copy_is_as_of_the_start(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str
+) -> None:
+    saver, other = await open_saver(dialect=dialect), MongoDBSaver(mongo, db_name)
+    await fill(saver)
+    before = moved(await saver.list(config("1")), "copy")
+    told = iter(range(5, 10))
+
+    def go_on(done: int, total: int) -> None:
+        name = str(next(told))
+        at = config("1", "", str(int(name) - 1))
+        made = checkpoint({"huge": HUGE, "n": name * LARGE}, {"huge": 1, "n": int(name)}, name)
+        other.put(at, made, {"source": "loop", "step": 1}, {"n": int(name)})
+        other.put_writes(at, [("late", f"{name}!" * LARGE)], "late")
+
+    await saver.call("copy_thread", "1", "copy", progress=go_on)
+    copies = await saver.list(config("copy"))
+    assert ids(copies) == ["4", "3", "2", "1"]
+    same = [loaded._replace(pending_writes=[]) for loaded in copies] == [
+        loaded._replace(pending_writes=[]) for loaded in before
+    ]
+    assert same
+    assert unused_and_missing_blobs(mongo[db_name], "copy")[1] == 0
+
+
+@DIALECTS
+async def test_a_target_that_holds_only_writes_is_not_empty(open_saver: OpenSurface, dialect: str) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    await saver.put_writes(config("copy", "", "to come"), [("n", 1)], "t")  # as the source has it
+    await saver.call("copy_thread", "1", "copy")
+    await saver.put_writes(config("copy 2", "", "9"), [("n", 1)], "t")
+    with pytest.raises(ThreadExists, match="'copy 2'"):
+        await saver.call("copy_thread", "1", "copy 2")
+
+
+@on_two_surfaces
+@DIALECTS
+@pytest.mark.parametrize("replace_target", [False, True])
+async def test_what_another_saver_has_written_is_not_copied(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, replace_target: bool
+) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver, "copy")
+    theirs = {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "1", "type": "msgpack", "checkpoint": b""}
+    mongo[db_name]["checkpoints"].insert_one(theirs)
+    before = documents(mongo, db_name, "copy")
+    with pytest.raises(CorruptCheckpoint, match=r"'1'.*another saver"):
+        await saver.call("copy_thread", "1", "copy", replace_target=replace_target)
+    same = documents(mongo, db_name, "copy") == before
+    assert same
+
+
 @pytest.mark.parametrize("replace_target", [False, True])
 async def test_what_cannot_be_copied(saver: Surface, replace_target: bool) -> None:
     await put(saver, config(), id="1")
@@ -158,10 +215,11 @@ async def test_what_cannot_be_copied(saver: Surface, replace_target: bool) -> No
 @DIALECTS
 async def test_a_copy_expires_as_one_thread(open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str) -> None:
     await fill(await open_saver())
-    await (await open_saver(ttl=1000, dialect=dialect)).call("copy_thread", "1", "copy")
-    for name in COLLECTIONS:
-        assert None not in mongo[db_name][name].distinct("active_at", {"thread_id": "copy"})
-        dated = {"thread_id": "copy", "active_at": {"$exists": True}}
-        assert mongo[db_name][name].count_documents(dated) == mongo[db_name][name].count_documents(
-            {"thread_id": "copy"}
-        )
+    saver = await open_saver(ttl=1000, dialect=dialect)
+    await saver.call("copy_thread", "1", "copy")
+    for name in COLLECTIONS:  # as a copy of long ago
+        mongo[db_name][name].update_many({"thread_id": "copy"}, {"$set": {"active_at": datetime(2020, 1, 1)}})
+    await saver.call("copy_thread", "1", "copy")
+    times = {time for name in COLLECTIONS for time in mongo[db_name][name].distinct("active_at", {"thread_id": "copy"})}
+    assert len(times) == 1
+    assert min(times).year > 2020
