@@ -360,7 +360,7 @@ class AsyncMongoDBSaver(SyncOverAsync["AsyncMongoClient[Any]"]):
             graph: the compiled graph, whose reducers make up the values.
             config: names the thread, and the namespace if it is not the root graph's.
             grace: see `prune`.
-            dry_run: change nothing, and tell what a `prune` would delete.
+            dry_run: change nothing, and tell what would go.
             progress: see `prune`.
 
         Returns:

@@ -17,7 +17,7 @@ from langgraph_mongo_saver.address import Address, read_address
 from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.history import delta_channel_history
-from langgraph_mongo_saver.maintenance import prune
+from langgraph_mongo_saver.maintenance import prune_thread
 from langgraph_mongo_saver.plans import Plan, Planner
 from langgraph_mongo_saver.values import Blob
 
@@ -42,7 +42,8 @@ def _compact_thread(planner: Planner, specs: Mapping[str, Any], address: Address
     folded = {name: value for name, history in histories.items() for value in _fold(specs[name], history)}
     if folded and not options.dry_run:
         yield from _hold(planner, read_address(head.config), folded)
-    return (yield from prune(planner, [address.thread_id], "keep_latest", options))
+    place = (address.checkpoint_ns, head.checkpoint["id"])
+    return (yield from prune_thread(planner, address.thread_id, options, {place: folded}))
 
 
 def _absent(specs: Mapping[str, Any], head: CheckpointTuple) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import DeltaChannelHistory
@@ -21,9 +21,12 @@ from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
 from langgraph_mongo_saver.pipelines import Request
 from langgraph_mongo_saver.plans import Plan, Planner
-from langgraph_mongo_saver.values import Packed, PartKey, blob_parts, part_keys, unpack
+from langgraph_mongo_saver.values import BlobParts, Packed, blob_parts, part_keys, unpack
 
 logger = logging.getLogger(__name__)
+
+# Somebody compacts a thread while its history is read: then it is read again, and ends at the compacted checkpoint.
+_ATTEMPTS = 3
 
 # What servers say that lack $graphLookup, $lookup with a pipeline or $unionWith: unrecognized stage, not supported, not
 # implemented, FailedToParse for localField beside a pipeline (before MongoDB 5.0), and an internal error of SecantusDB
@@ -97,61 +100,90 @@ def _warn_once(planner: Planner, missing: Address) -> None:
 def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[Mapping[str, DeltaChannelHistory]]:
     if not channels:
         return {}
-    lineage = yield from ancestors(planner, address, channels)
-    if lineage is None or not lineage.path:
-        return {channel: {"writes": []} for channel in channels}
-    documents, parts, seeds = yield from _contents(planner, address, lineage, channels)
-    oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
-    newest, never = len(oldest_first) - 1, len(oldest_first)
-    begins = {channel: newest - lineage.ends.get(channel, newest) for channel in channels}
-    written: dict[str, list[tuple[str, Packed]]] = {channel: [] for channel in channels}
-    for rank, _, task_id, writes in in_order(documents, oldest_first):
-        for write in writes:
-            if rank >= begins.get(write["channel"], never):
-                written[write["channel"]].append((task_id, write))
-    large = part_keys(address.thread_id, (write for each in written.values() for _, write in each))
-    parts.update((yield from planner.fetch_blobs(set(large) - parts.keys())))
-    result: dict[str, DeltaChannelHistory] = {
-        channel: {"writes": opened(planner.sealer, address.thread_id, each, parts)} for channel, each in written.items()
-    }
-    for channel, seed in zip(seeds, unpack(planner.sealer, address.thread_id, seeds.values(), parts), strict=True):
-        result[channel]["seed"] = seed
-    return result
+    for _ in range(_ATTEMPTS):
+        lineage = yield from ancestors(planner, address, channels)
+        if lineage is None or (not lineage.path and len(lineage.channels) == len(channels)):
+            return {channel: {"writes": []} for channel in channels}
+        contents = yield from _contents(planner, address, lineage, channels)
+        if contents is not None:
+            return (yield from _read(planner, address, lineage, channels, contents))
+    raise CorruptCheckpoint(
+        f"Thread {address.thread_id!r}: the ancestors of a checkpoint were deleted {_ATTEMPTS} times while its history "
+        "was being read"
+    )
 
 
-def _contents(
-    planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str]
-) -> Plan[tuple[list[Document], dict[PartKey, bytes], dict[str, Mapping[str, Any]]]]:
-    """The documents of the writes, the blobs of the seeds, and the seeds."""
-    ends = {channel: lineage.path[end] for channel, end in lineage.ends.items()}
-    seeds = {channel: node.values[channel] for channel, node in ends.items()}
-    embedded = {channel: ends[channel].checkpoint_id for channel, seed in seeds.items() if "blob" not in seed}
-    keys = part_keys(address.thread_id, seeds.values())
-    requests = [pipelines.writes_to(address, list(lineage.runs()), channels)]
-    if embedded:
-        requests.append(pipelines.values_of(address, sorted(set(embedded.values())), list(embedded)))
-    if keys:
-        requests.append(pipelines.blobs([key._asdict() for key in sorted(set(keys))]))
-    rows = yield from _rows(planner, requests)
-    held = {(row["checkpoint_id"], e["channel"]): e for row in rows for e in row.get("values", ())}
+class _Contents(NamedTuple):
+    writes: Sequence[Document]
+    seeds: Mapping[str, Mapping[str, Any]]
+    parts: BlobParts
+
+
+def _contents(planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str]) -> Plan[_Contents | None]:
+    """What the history is made of; None if its ancestors have gone meanwhile."""
+    holders = {channel: lineage.path[end] for channel, end in lineage.ends.items()}
+    # A caller that loaded it before it was compacted does not know of its values.
+    holders.update((c, lineage.target) for c in channels if c not in lineage.channels)
+    seeds = {channel: node.values[channel] for channel, node in holders.items()}
+    embedded = {channel: holders[channel].checkpoint_id for channel, seed in seeds.items() if "blob" not in seed}
+    # Of ancestors that are deleted the newest goes first, and writes after their checkpoints.
+    newest = [node.checkpoint_id for node in lineage.path[:1]]
+    looked_at = sorted({*embedded.values(), *newest})
+    keys = sorted(set(part_keys(address.thread_id, seeds.values())))
+    rows, others, blobs = yield from _replies(
+        planner,
+        pipelines.writes_to(address, list(lineage.runs()), channels) if lineage.path else None,
+        pipelines.values_of(address, looked_at, list(embedded)) if looked_at else None,
+        pipelines.blobs([key._asdict() for key in keys]) if keys else None,
+    )
+    found = {row["checkpoint_id"]: {entry["channel"]: entry for entry in row["values"]} for row in others}
+    if not found.keys() >= set(newest):
+        return None
     for channel, checkpoint_id in embedded.items():
-        if (checkpoint_id, channel) not in held:
+        if channel not in found.get(checkpoint_id, ()):
             raise CorruptCheckpoint(
                 f"Thread {address.thread_id!r}: the value of channel {channel!r} was deleted with checkpoint "
                 f"{checkpoint_id} while its history was being read"
             )
-        seeds[channel] = held[checkpoint_id, channel]
-    return [row for row in rows if "writes" in row], blob_parts(row for row in rows if "data" in row), seeds
+        seeds[channel] = found[checkpoint_id][channel]
+    return _Contents(rows, seeds, blob_parts(blobs))
 
 
-def _rows(planner: Planner, requests: Sequence[Request]) -> Plan[list[Document]]:
-    if len(requests) > 1 and planner.settings.joins and not planner.recall.scans:
+def _read(
+    planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str], contents: _Contents
+) -> Plan[Mapping[str, DeltaChannelHistory]]:
+    oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
+    newest, never = len(oldest_first) - 1, len(oldest_first)
+    begins = {channel: newest - lineage.ends.get(channel, newest) for channel in lineage.channels}
+    written: dict[str, list[tuple[str, Packed]]] = {channel: [] for channel in channels}
+    for rank, _, task_id, writes in in_order(contents.writes, oldest_first):
+        for write in writes:
+            if rank >= begins.get(write["channel"], never):
+                written[write["channel"]].append((task_id, write))
+    large = part_keys(address.thread_id, (write for each in written.values() for _, write in each))
+    parts = {**contents.parts, **(yield from planner.fetch_blobs(set(large) - contents.parts.keys()))}
+    result: dict[str, DeltaChannelHistory] = {
+        channel: {"writes": opened(planner.sealer, address.thread_id, each, parts)} for channel, each in written.items()
+    }
+    seeds = unpack(planner.sealer, address.thread_id, contents.seeds.values(), parts)
+    for channel, seed in zip(contents.seeds, seeds, strict=True):
+        result[channel]["seed"] = seed
+    return result
+
+
+def _replies(planner: Planner, *requests: Request | None) -> Plan[list[list[Document]]]:
+    """What each of several finds replies, in one command where the server can; nothing for one that is left out."""
+    asked = [request for request in requests if request is not None]
+    replies: list[list[Document]] | None = None
+    if len(asked) > 1 and planner.settings.joins and not planner.recall.scans:
         try:
-            found: list[Document] = yield pipelines.together(requests, planner.settings.name_of)
-            return found
+            rows = yield pipelines.together(asked, planner.settings.name_of)
+            replies = [[row for row in rows if row.get("of", 0) == number] for number in range(len(asked))]
         except OperationFailure as error:
             _do_without(planner, "$unionWith", error)
-    rows: list[Document] = []
-    for request in requests:
-        rows += yield request
-    return rows
+    if replies is None:
+        replies = []
+        for request in asked:
+            replies.append((yield request))
+    left = iter(replies)
+    return [[] if request is None else next(left) for request in requests]

@@ -37,19 +37,21 @@ class Node(NamedTuple):
         parent_id: its parent's id, if it has one.
         values: the entry of each channel that holds a value here, without embedded data.
         segment: its segment, if it has one.
+        compacted: whether values were given to it after it was stored, to stand for its ancestors' writes.
     """
 
     checkpoint_id: str
     parent_id: str | None
     values: Mapping[str, Mapping[str, Any]]
     segment: str | None = None
+    compacted: bool = False
 
     @classmethod
     def of(cls, document: Document) -> Node:
         """Read a document, projected or whole."""
         entries = {entry["channel"]: entry for entry in document.get("values") or ()}
         parent_id, segment = document.get("parent_checkpoint_id"), document.get("segment")
-        return cls(document["checkpoint_id"], parent_id, entries, segment)
+        return cls(document["checkpoint_id"], parent_id, entries, segment, bool(document.get("compacted")))
 
 
 @dataclass
@@ -131,7 +133,8 @@ def walk(
     if not fetched:
         return None
     target = fetched[0]
-    wanted = [c for c in dict.fromkeys(channels) if not (from_target and c in target.values)]
+    held = target.values if from_target or target.compacted else ()
+    wanted = [channel for channel in dict.fromkeys(channels) if channel not in held]
     lineage = Lineage(target, wanted)
     while (following := lineage.advance(fetched)) is not None:
         fetched = yield from fetch(address.at(following), False)
@@ -170,7 +173,7 @@ def _nodes(rows: Sequence[Document]) -> Iterator[Node]:
         segment = row["segment"]
         for columns in row["nodes"]:
             values = [{entry["channel"]: entry for entry in held} if held else {} for held in columns["values"]]
-            yield from map(Node._make, zip(columns["ids"], columns["parents"], values, repeat(segment)))
+            yield from map(Node._make, zip(columns["ids"], columns["parents"], values, repeat(segment), repeat(False)))
 
 
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:

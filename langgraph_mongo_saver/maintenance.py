@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -109,10 +110,24 @@ def _prune(planner: Planner, thread_ids: Sequence[str], options: Options) -> Pla
                 )
     removed = Removed()
     for thread_id in thread_ids:
-        thread = yield from _load(planner, thread_id)
-        chosen = yield from _chosen(planner, thread, options)
-        removed += yield from _remove(planner, thread, chosen, options)
+        removed += yield from prune_thread(planner, thread_id, options)
     return removed
+
+
+def prune_thread(
+    planner: Planner, thread_id: str, options: Options, held: Mapping[Place, Iterable[str]] = MappingProxyType({})
+) -> Plan[Removed]:
+    """The plan that prunes one thread.
+
+    Args:
+        planner: the planner.
+        thread_id: the thread.
+        options: how.
+        held: channels that some checkpoints are to be taken to hold a value of, beside those that they do hold.
+    """
+    thread = yield from _load(planner, thread_id, held)
+    chosen = yield from _chosen(planner, thread, options)
+    return (yield from _remove(planner, thread, chosen, options))
 
 
 def _heads(planner: Planner, thread: Thread) -> Plan[dict[str, Facts]]:
@@ -160,12 +175,14 @@ def _delete_for_runs(planner: Planner, run_ids: Sequence[str], options: Options)
 # --- reading a thread ----------------------------------------------------------------------------------------------
 
 
-def _load(planner: Planner, thread_id: str) -> Plan[Thread]:
+def _load(planner: Planner, thread_id: str, held: Mapping[Place, Iterable[str]] = MappingProxyType({})) -> Plan[Thread]:
     rows = yield pipelines.nodes_of_thread(thread_id)
     nodes: dict[str, dict[str, Node]] = {}
     for row in rows:
         check_layout(row)
-        nodes.setdefault(row["checkpoint_ns"], {})[row["checkpoint_id"]] = Node.of(row)
+        node = Node.of(row)
+        values = {**{channel: {} for channel in held.get(_place(row), ())}, **node.values}
+        nodes.setdefault(row["checkpoint_ns"], {})[row["checkpoint_id"]] = node._replace(values=values)
     keyed = [((row["checkpoint_ns"], row["checkpoint_id"]), row) for row in rows]
     return Thread(
         thread_id,

@@ -175,6 +175,7 @@ _NODE = {
     "parent_checkpoint_id": 1,
     "segment": 1,
     "retired": 1,
+    "compacted": 1,
     **{f"values.{name}": 1 for name in ("channel", "type", "blob", "parts", "bytes")},
 }
 
@@ -222,7 +223,7 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
     }
     # To join by a field that is not there would join all documents that do not have it.
     segments = {"$concatArrays": [[{"$ifNull": ["$segment", False]}], "$openers.grew_from.segment"]}
-    shown = {"_id": 0, "segment": segments, "own": {**own, "values": held}}
+    shown = {"_id": 0, "segment": segments, "own": {**own, "compacted": "$compacted", "values": held}}
     stages = [{"$graphLookup": openers}, {"$project": shown}, {"$unwind": "$segment"}, {"$lookup": members}]
     return Request("checkpoints", "aggregate", ([*_at(address), *stages],), rows=True)
 
@@ -312,7 +313,9 @@ def blobs(keys: Sequence[Document]) -> Request:
 
 
 def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Request:
-    """Several finds as one command, for a server that can join collections: the rows of all, in this order.
+    """Several finds as one command, for a server that can join collections.
+
+    The rows of all come in this order; those of any but the first tell by ``of`` which one's they are, from 1 on.
 
     Args:
         requests: the finds.
@@ -324,7 +327,10 @@ def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Requ
         return [{"$match": request.args[0]}, *([{"$project": projection}] if projection else [])]
 
     first, *others = requests
-    unions = [{"$unionWith": {"coll": name_of(other.part), "pipeline": stages(other)}} for other in others]
+    unions = [
+        {"$unionWith": {"coll": name_of(other.part), "pipeline": [*stages(other), {"$set": {"of": number}}]}}
+        for number, other in enumerate(others, 1)
+    ]
     return Request(first.part, "aggregate", ([*stages(first), *unions],), {"batchSize": _ONE_BATCH}, rows=True)
 
 
@@ -463,7 +469,8 @@ def retire(address: Address, checkpoint_ids: Sequence[str], how: Retired) -> Req
 def add_values(address: Address, entries: Sequence[Document]) -> Request:
     """Let a checkpoint hold the values of some channels, if it holds none of theirs yet."""
     query = {**address.key, "values.channel": {"$nin": [entry["channel"] for entry in entries]}}
-    return Request("checkpoints", "update_one", (query, {"$push": {"values": {"$each": list(entries)}}}))
+    update = {"$push": {"values": {"$each": list(entries)}}, "$set": {"compacted": True}}
+    return Request("checkpoints", "update_one", (query, update))
 
 
 def ids_of_thread(part: Part, thread_id: str, limit: int = 0) -> Request:

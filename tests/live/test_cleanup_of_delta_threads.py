@@ -12,8 +12,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from langgraph_mongo_saver import Removed
+from langgraph_mongo_saver import MongoDBSaver, Removed
 from tests.graphs import Compile, Run
+from tests.servers import Server
 from tests.surfaces import OpenSurface, Surface
 from tests.trees import counts, extend, unused_and_missing_blobs
 
@@ -183,8 +184,52 @@ async def test_what_stays_of_a_thread_with_a_run_deleted_keeps_its_state(saver: 
 async def test_a_dry_compaction_changes_nothing(saver: Surface, mongo: Any, db_name: str) -> None:
     _, _, graph = await play(saver, "sync", False)
     before = counts(mongo[db_name], "1"), mongo[db_name].checkpoints.find_one(sort=[("checkpoint_id", -1)])
-    assert isinstance(await saver.call("compact_thread", graph, at("1"), dry_run=True), Removed)
+    told = await saver.call("compact_thread", graph, at("1"), grace=NOW, dry_run=True)
     assert (counts(mongo[db_name], "1"), mongo[db_name].checkpoints.find_one(sort=[("checkpoint_id", -1)])) == before
+    assert told == await saver.call("compact_thread", graph, at("1"), grace=NOW)
+    assert told.checkpoints > 10
+
+
+class Beside:
+    """Something that another process does, once, before a saver sends a certain request."""
+
+    def __init__(self, saver: MongoDBSaver, what: Callable[[], object], when: Callable[[Any], bool]) -> None:
+        self._send, self._what, self._when, self.done = saver._send, what, when, False
+
+    def __call__(self, request: Any) -> Any:
+        if not self.done and self._when(request):
+            self.done = True
+            self._what()
+        return self._send(request)
+
+
+def is_begun(request: Any) -> bool:
+    """The first request of a history, after its checkpoint was loaded."""
+    return request.part == "checkpoints" and request.method == "find"
+
+
+def is_writes(request: Any) -> bool:
+    return request.part == "writes" and request.method in ("find", "aggregate")
+
+
+@pytest.mark.parametrize("when", [is_begun, is_writes], ids=["before", "within"])
+def test_a_state_that_is_read_beside_a_compaction_is_whole(
+    when: Callable[[Any], bool], server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded before, and its history read after; or half of the history before, and half after."""
+    with MongoDBSaver.from_conn_string(server.uri, db_name) as other:
+        theirs = loop()(other)
+        theirs.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
+        before = theirs.get_state(at("1")).values
+        assert len(before["log"]) == 8
+        with MongoDBSaver.from_conn_string(server.uri, db_name) as saver:
+            beside = Beside(saver, lambda: other.compact_thread(theirs, at("1"), grace=NOW), when)
+            monkeypatch.setattr(saver, "_send", beside)
+            assert loop()(saver).get_state(at("1")).values == before
+            assert beside.done
+            after = [*before["log"], "more", 8, 9]
+            assert loop()(saver).invoke({"to": 9, "log": ["more"]}, at("1", "more"))["log"] == after
+        assert theirs.get_state(at("1")).values["log"] == after
 
 
 async def test_what_cannot_be_compacted(open_saver: OpenSurface, mongo: Any, db_name: str) -> None:

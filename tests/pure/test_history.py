@@ -51,16 +51,24 @@ def written(checkpoint_id: str, task_id: str, *writes: tuple[str, Any], task_pat
     return run.requests[-1].args[0]
 
 
+def seeds(id: str, **values: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = put(id, **values).requests[-1].args[0]["values"]
+    return found
+
+
 def history(replies: list[Any], plan: Planner | None = None, *channels: str) -> Driven:
     asked = delta_channel_history(plan or planner(dialect="basic"), config(checkpoint_id="3"), channels or ["log"])
     return drive(asked, *replies)
 
 
+# The newest of the ancestors, still there when their writes have been read; and as one of several replies in one.
+THERE: dict[str, Any] = {"checkpoint_id": "2", "values": []}
+PRESENT = {**THERE, "of": 1}
 PATH = [light("3", "2"), light("2", "1", log=["seed"]), light("1")]
 
 
 def test_an_embedded_seed_is_fetched_with_its_checkpoint_alone() -> None:
-    rows = [{"checkpoint_id": "2", "values": put("2", log=["seed"]).requests[-1].args[0]["values"]}]
+    rows = [{"checkpoint_id": "2", "values": seeds("2", log=["seed"])}]
     run = history([PATH, [written("2", "t", ("log", 1))], rows])
     assert run.calls == [SCAN, WRITES, VALUES]
     assert run.requests[-1].args[0]["checkpoint_id"] == {"$in": ["2"]}
@@ -70,14 +78,14 @@ def test_an_embedded_seed_is_fetched_with_its_checkpoint_alone() -> None:
 def test_a_large_seed_is_fetched_by_its_name() -> None:
     seed = "x" * 300_001
     blobs = [each for r in put("2", log=seed).requests if r.part == "blobs" for each in r.args[0]]
-    run = history([[PATH[0], light("2", "1", log=seed)], [], blobs])
-    assert run.calls == [SCAN, WRITES, BLOBS]
+    run = history([[PATH[0], light("2", "1", log=seed)], [], [THERE], blobs])
+    assert run.calls == [SCAN, WRITES, VALUES, BLOBS]
     assert run.result == {"log": {"writes": [], "seed": seed}}
 
 
 def test_without_a_seed_there_is_nothing_more_to_fetch() -> None:
-    run = history([[PATH[0], light("2", "1"), PATH[2]], []])
-    assert run.calls == [SCAN, WRITES]
+    run = history([[PATH[0], light("2", "1"), PATH[2]], [], [THERE]])
+    assert run.calls == [SCAN, WRITES, VALUES]
     assert run.result == {"log": {"writes": []}}
 
 
@@ -95,19 +103,36 @@ def test_writes_come_by_checkpoint_and_then_by_task_in_whatever_order_they_are_f
         written("2", "z", ("log", "2z"), task_path="o"),
         written("1", "a", ("log", "1a"), task_path="r"),
     ]
-    run = history([[PATH[0], light("2", "1"), PATH[2]], found])
+    run = history([[PATH[0], light("2", "1"), PATH[2]], found, [THERE]])
     assert [value for _, _, value in run.result["log"]["writes"]] == ["1c0", "1c2", "1a", "2z", "2a", "2b"]
 
 
-@pytest.mark.parametrize("rows", [[], [{"checkpoint_id": "2", "values": []}]], ids=["checkpoint", "value"])
-def test_a_seed_that_is_deleted_meanwhile_is_not_left_out(rows: list[Any]) -> None:
+def test_a_seed_that_is_deleted_meanwhile_is_not_left_out() -> None:
     with pytest.raises(CorruptCheckpoint, match="Thread '1': the value of channel 'log' was deleted with checkpoint 2"):
-        history([PATH, [], rows])
+        history([PATH, [], [THERE]])
 
 
 def test_a_large_seed_that_is_deleted_meanwhile_is_not_left_out() -> None:
     with pytest.raises(CorruptCheckpoint):
-        history([[PATH[0], light("2", "1", log="x" * 300_001)], [], []])
+        history([[PATH[0], light("2", "1", log="x" * 300_001)], [], [THERE], []])
+
+
+def test_where_the_ancestors_go_meanwhile_the_history_is_read_again() -> None:
+    compacted = {**light("3", log=["all"]), "compacted": True}
+    values = {"checkpoint_id": "3", "values": seeds("3", log=["all"])}
+    run = history([PATH, [], [], [compacted], [values]])
+    assert run.calls == [SCAN, WRITES, VALUES, SCAN, VALUES]
+    assert run.result == {"log": {"writes": [], "seed": ["all"]}}
+
+
+def test_what_goes_again_and_again_is_told() -> None:
+    with pytest.raises(CorruptCheckpoint, match="deleted 3 times"):
+        history([PATH, [], []] * 3)
+
+
+def test_a_value_that_a_checkpoint_was_stored_with_is_not_its_history() -> None:
+    run = history([[light("3", "2", log=["own"]), PATH[1]], [], [{**THERE, "values": seeds("2", log=["seed"])}]])
+    assert run.result == {"log": {"writes": [], "seed": ["seed"]}}
 
 
 def placed(id: str, parent: str | None, segment: str, **values: Any) -> dict[str, Any]:
@@ -125,8 +150,8 @@ def test_where_servers_join_writes_and_seeds_are_one_command() -> None:
     blobs = [each for r in put("2", big=large).requests if r.part == "blobs" for each in r.args[0]]
     own = placed("3", "2", "2")
     nodes = [placed("2", "1", "2", log=["seed"], big=large), own]
-    values = {"checkpoint_id": "2", "values": put("2", log=["seed"]).requests[-1].args[0]["values"]}
-    rows = [written("2", "t", ("log", 1), ("big", 2)), values, *blobs]
+    values = {"checkpoint_id": "2", "values": seeds("2", log=["seed"])}
+    rows = [written("2", "t", ("log", 1), ("big", 2)), {**values, "of": 1}, *({**blob, "of": 2} for blob in blobs)]
     run = history([nodes, rows], remembering("3", ("2", 1)), "log", "big")
     assert run.calls == [BEGUN, TOGETHER]
     assert [stage["$unionWith"]["coll"] for stage in run.requests[1].args[0] if "$unionWith" in stage] == [
@@ -141,7 +166,7 @@ def test_where_servers_join_writes_and_seeds_are_one_command() -> None:
 
 def test_a_server_that_cannot_unite_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:
     plan, nodes = remembering("3", ("2", 1)), [placed("2", "1", "2", log=["seed"]), placed("3", "2", "2")]
-    values = {"checkpoint_id": "2", "values": put("2", log=["seed"]).requests[-1].args[0]["values"]}
+    values = {"checkpoint_id": "2", "values": seeds("2", log=["seed"])}
     with caplog.at_level(logging.WARNING):
         run = history([nodes, NO_SUCH_STAGE, [written("2", "t", ("log", 1))], [values]], plan)
     assert run.calls == [BEGUN, TOGETHER, WRITES, VALUES]
@@ -151,8 +176,8 @@ def test_a_server_that_cannot_unite_is_found_out_once(caplog: pytest.LogCaptureF
 
 
 def test_a_segment_that_has_just_begun_is_read_alone() -> None:
-    run = history([[placed("3", "2", "2"), placed("2", None, "2")], []], remembering("3", ("2", 1)))
-    assert run.calls == [BEGUN, WRITES]
+    run = history([[placed("3", "2", "2"), placed("2", None, "2")], [PRESENT]], remembering("3", ("2", 1)))
+    assert run.calls == [BEGUN, TOGETHER]
     assert run.requests[0].args[0]["segment"] == "2"
     assert run.requests[0].args[0]["seq"] == {"$lte": 1}
 
@@ -163,8 +188,8 @@ def test_a_history_that_goes_on_before_its_segment_hops_from_there() -> None:
         "segment": "1",
         "nodes": [{"ids": ["1"], "parents": [None], "values": [None]}],
     }
-    run = history([[placed("3", "2", "3")], [rest], []], remembering("3", ("3", 0)))
-    assert run.calls == [BEGUN, LINEAGE, WRITES]
+    run = history([[placed("3", "2", "3")], [rest], [PRESENT]], remembering("3", ("3", 0)))
+    assert run.calls == [BEGUN, LINEAGE, TOGETHER]
     assert run.requests[1].args[0][0]["$match"]["checkpoint_id"] == "2"
 
 
@@ -181,9 +206,9 @@ def test_a_segment_that_has_grown_long_is_hopped_over() -> None:
 def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:
     plan = planner()
     with caplog.at_level(logging.WARNING):
-        first = history([NO_SUCH_STAGE, [light("3", "2"), light("2")], []], plan)
+        first = history([NO_SUCH_STAGE, [light("3", "2"), light("2")], [], [THERE]], plan)
         second = drive(delta_channel_keepset(plan, config(checkpoint_id="3"), ["log"]), [light("3", "2"), light("2")])
-    assert (first.calls, second.calls) == ([LINEAGE, SCAN, WRITES], [SCAN])
+    assert (first.calls, second.calls) == ([LINEAGE, SCAN, WRITES, VALUES], [SCAN])
     assert second.result == {"2", "3"}
     (record,) = caplog.records
     assert "$graphLookup (code 40324)" in record.getMessage()
@@ -192,8 +217,8 @@ def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFix
 def test_a_server_that_cannot_hop_on_is_scanned_from_the_start() -> None:
     """Where the first request was answered, and a later one is not."""
     rows = [{"own": {**light("3", "2"), "segment": "3"}, "segment": "3", "nodes": []}]
-    run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], []], planner())
-    assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES]
+    run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], [], [THERE]], planner())
+    assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES, VALUES]
     assert run.result == {"log": {"writes": []}}
 
 
