@@ -63,6 +63,7 @@ class Lineage:
         path: the ancestors visited, newest first.
         ends: for each channel that was found, the index in `path` of the ancestor that holds it.
         missing: the id of a parent that is referred to and not stored, where the walk had to end there.
+        fetches: how often it had to fetch.
     """
 
     target: Node
@@ -70,6 +71,7 @@ class Lineage:
     path: list[Node] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     missing: str | None = None
+    fetches: int = 1
 
     def advance(self, fetched: Iterable[Node]) -> str | None:
         """Walk as far as these nodes lead; the id of the next ancestor that is not among them, None at the end.
@@ -138,6 +140,7 @@ def walk(
     lineage = Lineage(target, wanted)
     while (following := lineage.advance(fetched)) is not None:
         fetched = yield from fetch(address.at(following), False)
+        lineage.fetches += 1
         if not fetched:
             lineage.missing = following
             break

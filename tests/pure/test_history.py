@@ -61,9 +61,8 @@ def history(replies: list[Any], plan: Planner | None = None, *channels: str) -> 
     return drive(asked, *replies)
 
 
-# The newest of the ancestors, still there when their writes have been read; and as one of several replies in one.
+# The newest of the ancestors, still there when their writes have been read.
 THERE: dict[str, Any] = {"checkpoint_id": "2", "values": []}
-PRESENT = {**THERE, "of": 1}
 PATH = [light("3", "2"), light("2", "1", log=["seed"]), light("1")]
 
 
@@ -103,7 +102,7 @@ def test_writes_come_by_checkpoint_and_then_by_task_in_whatever_order_they_are_f
         written("2", "z", ("log", "2z"), task_path="o"),
         written("1", "a", ("log", "1a"), task_path="r"),
     ]
-    run = history([[PATH[0], light("2", "1"), PATH[2]], found, [THERE]])
+    run = history([[PATH[0], light("2", "1"), PATH[2]], found])
     assert [value for _, _, value in run.result["log"]["writes"]] == ["1c0", "1c2", "1a", "2z", "2a", "2b"]
 
 
@@ -123,6 +122,12 @@ def test_where_the_ancestors_go_meanwhile_the_history_is_read_again() -> None:
     run = history([PATH, [], [], [compacted], [values]])
     assert run.calls == [SCAN, WRITES, VALUES, SCAN, VALUES]
     assert run.result == {"log": {"writes": [], "seed": ["all"]}}
+
+
+def test_the_writes_of_the_newest_ancestor_tell_that_it_is_there() -> None:
+    run = history([[PATH[0], light("2", "1"), PATH[2]], [written("2", "t", ("other", 1))]])
+    assert run.calls == [SCAN, WRITES]
+    assert run.result == {"log": {"writes": []}}
 
 
 def test_what_goes_again_and_again_is_told() -> None:
@@ -176,8 +181,8 @@ def test_a_server_that_cannot_unite_is_found_out_once(caplog: pytest.LogCaptureF
 
 
 def test_a_segment_that_has_just_begun_is_read_alone() -> None:
-    run = history([[placed("3", "2", "2"), placed("2", None, "2")], [PRESENT]], remembering("3", ("2", 1)))
-    assert run.calls == [BEGUN, TOGETHER]
+    run = history([[placed("3", "2", "2"), placed("2", None, "2")], [], [THERE]], remembering("3", ("2", 1)))
+    assert run.calls == [BEGUN, WRITES, VALUES]
     assert run.requests[0].args[0]["segment"] == "2"
     assert run.requests[0].args[0]["seq"] == {"$lte": 1}
 
@@ -188,8 +193,8 @@ def test_a_history_that_goes_on_before_its_segment_hops_from_there() -> None:
         "segment": "1",
         "nodes": [{"ids": ["1"], "parents": [None], "values": [None]}],
     }
-    run = history([[placed("3", "2", "3")], [rest], [PRESENT]], remembering("3", ("3", 0)))
-    assert run.calls == [BEGUN, LINEAGE, TOGETHER]
+    run = history([[placed("3", "2", "3")], [rest], [], [THERE]], remembering("3", ("3", 0)))
+    assert run.calls == [BEGUN, LINEAGE, WRITES, VALUES]
     assert run.requests[1].args[0][0]["$match"]["checkpoint_id"] == "2"
 
 
