@@ -35,8 +35,8 @@ from langgraph_mongo_saver.events import OnGap
 from langgraph_mongo_saver.gathering import watch_of
 from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
 from langgraph_mongo_saver.maintenance import delete_for_runs, prune
-from langgraph_mongo_saver.pipelines import Request
-from langgraph_mongo_saver.plans import Listing, Plan, T
+from langgraph_mongo_saver.pipelines import Plan, Request
+from langgraph_mongo_saver.plans import Listing, T
 from langgraph_mongo_saver.retry import is_transient, pauses
 from langgraph_mongo_saver.schema import setup
 from langgraph_mongo_saver.streams import AsyncCheckpointStream

@@ -25,7 +25,8 @@ from langgraph_mongo_saver.driver import ClientT, MongoSaver
 from langgraph_mongo_saver.errors import WrongEventLoop
 from langgraph_mongo_saver.history import delta_channel_history, delta_channel_keepset
 from langgraph_mongo_saver.maintenance import delete_for_runs, prune
-from langgraph_mongo_saver.plans import Listing, Plan, T
+from langgraph_mongo_saver.pipelines import Plan
+from langgraph_mongo_saver.plans import Listing, T
 from langgraph_mongo_saver.threads import ThreadListing, ThreadSummary, threads_listing, threads_page, touch_thread
 
 # How often a waiting thread looks whether the loop that it waits for still runs, in seconds.

@@ -78,6 +78,12 @@ class NewCheckpoint:
     known: Known
     parent_place: tuple[str, int] | None = None
 
+    @property
+    def taken_over(self) -> dict[str, Packed]:
+        """The values, by channel, that are blobs stored with an earlier checkpoint."""
+        own = {blob.digest for blob in self.blobs}
+        return {e["channel"]: e for e in self.document["values"] if "blob" in e and e["blob"] not in own}
+
     def placed(self, *, opens: bool) -> NewCheckpoint:
         """The same checkpoint in its parent's segment; or in a new one, because it opens one or its place is taken."""
         own = self.document["checkpoint_id"]
@@ -129,6 +135,15 @@ class CheckpointDraft:
         if parent is None:
             return True
         return any(parent.value(c, self.versions[c]) == (True, None) for c in self.carried)
+
+    def restored(self, sealed: Mapping[str, tuple[str, bytes]]) -> CheckpointDraft:
+        """The same draft with values of its own for channels whose value the parent no longer has."""
+        return replace(
+            self,
+            sealed={**self.sealed, **sealed},
+            shared={channel: packed for channel, packed in self.shared.items() if channel not in sealed},
+            unchanged=self.unchanged - sealed.keys(),
+        )
 
     def finish(self, parent: Known | None) -> NewCheckpoint:
         """The documents to store.

@@ -18,7 +18,8 @@ from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.history import delta_channel_history
 from langgraph_mongo_saver.maintenance import prune_thread
-from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.pipelines import Plan
+from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.values import Blob
 
 
@@ -86,6 +87,6 @@ def _hold(planner: Planner, head: Address, folded: Mapping[str, Any]) -> Plan[No
         blob = Blob.of(head.thread_id, type_, data)
         blobs.append(blob)
         entries.append({"channel": channel, **blob.reference(type_)})
-    yield from planner.store_blobs(blobs, planner.activity())
+    yield from planner.blobs.store(blobs, planner.activity())
     yield pipelines.add_values(head, entries)
     planner.recall.forget_thread(head.thread_id)

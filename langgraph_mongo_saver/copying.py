@@ -11,10 +11,11 @@ from pymongo.errors import BulkWriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import thread_identifier
+from langgraph_mongo_saver.blobs import only_duplicates, without_documents
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument, ThreadExists
-from langgraph_mongo_saver.pipelines import Part
-from langgraph_mongo_saver.plans import Plan, Planner, only_duplicates, without_documents
+from langgraph_mongo_saver.pipelines import Part, Plan
+from langgraph_mongo_saver.plans import Planner
 
 _ORDER: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
 _BATCH = 500  # checkpoints copied within the server at a time

@@ -21,8 +21,8 @@ from langgraph_mongo_saver.events import (
     kinds_of,
     start_of,
 )
-from langgraph_mongo_saver.pipelines import Request
-from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.pipelines import Plan, Request
+from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.recall import Recent
 from langgraph_mongo_saver.settings import Settings
 
@@ -172,7 +172,7 @@ class Gathering:
 
     def _finished(self, drafts: Sequence[Draft]) -> Plan[list[CheckpointEvent]]:
         wanted = [draft for draft in drafts if self.wanted.takes(draft.event) and self._is_new(draft.event)]
-        parts = yield from self.planner.fetch_blobs({key for draft in wanted for key in draft.keys})
+        parts = yield from self.planner.blobs.fetch({key for draft in wanted for key in draft.keys})
         return [draft.finish(self.planner.sealer, parts) for draft in wanted]
 
     def _is_new(self, event: CheckpointEvent) -> bool:

@@ -19,8 +19,8 @@ from langgraph_mongo_saver.address import Address, read_address
 from langgraph_mongo_saver.codec import SEGMENT, Document, in_order, opened
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
-from langgraph_mongo_saver.pipelines import Request
-from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.pipelines import Plan, Request
+from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.values import BlobParts, Packed, blob_parts, part_keys, unpack
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _fetched(
     keys = sorted(set(part_keys(address.thread_id, seeds.values())))
     writes = pipelines.writes_to(address, list(lineage.runs()), channels) if lineage.path else None
     values = pipelines.values_of(address, sorted({*holders, *newest}), list(seeds))
-    blobs = pipelines.blobs([key._asdict() for key in keys]) if keys else None
+    blobs = pipelines.whole("blobs", [key._asdict() for key in keys]) if keys else None
     # To unite many rows takes the server longer than a command more (3 ms for 1,000).
     if seeds and (len(lineage.path) <= SEGMENT or lineage.fetches > 1):
         return (yield from _replies(planner, writes, values, blobs))
@@ -177,7 +177,7 @@ def _read(
             if rank >= begins.get(write["channel"], never):
                 written[write["channel"]].append((task_id, write))
     large = part_keys(address.thread_id, (write for each in written.values() for _, write in each))
-    parts = {**contents.parts, **(yield from planner.fetch_blobs(set(large) - contents.parts.keys()))}
+    parts = {**contents.parts, **(yield from planner.blobs.fetch(set(large) - contents.parts.keys()))}
     result: dict[str, DeltaChannelHistory] = {
         channel: {"writes": opened(planner.sealer, address.thread_id, each, parts)} for channel, each in written.items()
     }

@@ -22,8 +22,8 @@ from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.codec import Document, check_layout, exact_metadata, skeleton_of
 from langgraph_mongo_saver.errors import DeltaThreadRefused, FilterNotQueryable, InvalidArgument
 from langgraph_mongo_saver.lineage import Node
-from langgraph_mongo_saver.pipelines import Part, Retired
-from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.pipelines import Part, Plan, Retired
+from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.selection import Facts, Nodes, Removal, finished_calls, newest, removal, with_ancestors
 from langgraph_mongo_saver.values import PartKey, part_keys
 

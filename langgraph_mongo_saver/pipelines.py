@@ -6,10 +6,10 @@ A `Request` is performed by a shell; nothing here touches a client. Collections 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pymongo import ASCENDING, DESCENDING
 
@@ -17,6 +17,7 @@ from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.metadata import filter_query
 
+T = TypeVar("T")
 Part = Literal["checkpoints", "writes", "blobs", "listeners", "database"]
 
 PARTS: tuple[Part, ...] = ("checkpoints", "writes", "blobs")
@@ -46,6 +47,10 @@ class Request:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     rows: bool = False
+
+
+Plan = Generator[Request, Any, T]
+"""Yields requests, is sent the driver's replies or thrown its errors, and returns an operation's result."""
 
 
 def _find(part: Part, query: Document, **options: Any) -> Request:
@@ -307,11 +312,6 @@ def values_of(address: Address, checkpoint_ids: Sequence[str], channels: Sequenc
     return _find("checkpoints", some(address, checkpoint_ids), projection=projection)
 
 
-def blobs(keys: Sequence[Document]) -> Request:
-    """Parts of blobs by their `_id`."""
-    return whole("blobs", keys)
-
-
 def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Request:
     """Several finds as one command, for a server that can join collections.
 
@@ -334,17 +334,17 @@ def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Requ
     return Request(first.part, "aggregate", ([*stages(first), *unions],), {"batchSize": _ONE_BATCH}, rows=True)
 
 
+def blobs_there(keys: Sequence[Document]) -> Request:
+    """Which of some parts of blobs are there."""
+    return _find("blobs", {"_id": {"$in": list(keys)}}, projection={"_id": 1})
+
+
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
 def insert(part: Part, document: Document) -> Request:
     """Store a document that is expected to be new."""
     return Request(part, "insert_one", (document,))
-
-
-def insert_blobs(documents: Sequence[Document]) -> Request:
-    """Store parts of blobs, all that are not there yet."""
-    return Request("blobs", "insert_many", (list(documents),), {"ordered": False})
 
 
 def hold_blobs(keys: Sequence[Document], until: datetime, active_at: datetime | None) -> Request:

@@ -7,7 +7,7 @@ made: arguments are checked and the state is serialized when a method of `Planne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
-from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
+from pymongo.errors import DuplicateKeyError, WriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import (
@@ -26,6 +26,7 @@ from langgraph_mongo_saver.address import (
     read_namespace,
     thread_identifier,
 )
+from langgraph_mongo_saver.blobs import BlobPlans, dated, without_documents
 from langgraph_mongo_saver.codec import (
     CheckpointDraft,
     Document,
@@ -41,24 +42,18 @@ from langgraph_mongo_saver.codec import (
 )
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.metadata import check_filter, matches, of_checkpoint
-from langgraph_mongo_saver.pipelines import Part, Request
+from langgraph_mongo_saver.pipelines import Part, Plan
 from langgraph_mongo_saver.recall import Recall
 from langgraph_mongo_saver.schema import activity
 from langgraph_mongo_saver.settings import Settings
-from langgraph_mongo_saver.values import Blob, BlobParts, PartKey, Sealer, blob_parts, part_keys
+from langgraph_mongo_saver.values import Blob, PartKey, Sealer, part_keys
 
 T = TypeVar("T")
-WriteErrorT = TypeVar("WriteErrorT", WriteError, BulkWriteError)
-Plan = Generator[Request, Any, T]
 Load = Callable[[], CheckpointTuple]
 
 PAGE = 128
 """Checkpoints fetched at a time by `list`: memory holds no more, and a hundred take three commands."""
 
-HOLD = timedelta(minutes=1)
-"""How long clean-up spares a blob that a put has found there already, and is about to refer to."""
-
-_DUPLICATE_KEY = 11000
 # An insert that meets a duplicate and a replacement that meets nothing alternate only while others delete and store
 # the same document; that many times is no accident.
 _ATTEMPTS = 5
@@ -93,6 +88,11 @@ class Planner:
     recall: Recall
     clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 
+    @property
+    def blobs(self) -> BlobPlans:
+        """Makes the plans for values that do not stand in documents."""
+        return BlobPlans(self.sealer, self.recall, self.clock)
+
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
@@ -105,9 +105,10 @@ class Planner:
             if document is None:
                 return None
             try:
-                parts = yield from self.fetch_blobs(_blob_keys([document], writes))
+                parts = yield from self.blobs.fetch(_blob_keys([document], writes))
                 loaded = checkpoint_tuple(self.sealer, document, writes, parts)
                 self.recall.checkpoints.put(_address(document), known_of(document, loaded))
+                self.blobs.saw(address.thread_id, document["values"])
                 return loaded
             except CorruptCheckpoint:
                 # Its thread may have been deleted between the two reads; then it is gone, and nothing is corrupt.
@@ -124,10 +125,6 @@ class Planner:
             return None, []
         writes = yield pipelines.writes_of([address.at(rows[0]["checkpoint_id"])])
         return rows[0], writes
-
-    def fetch_blobs(self, keys: Collection[PartKey]) -> Plan[BlobParts]:
-        """Fetch parts of blobs."""
-        return blob_parts((yield pipelines.blobs([key._asdict() for key in keys]))) if keys else {}
 
     def listing(
         self,
@@ -195,7 +192,7 @@ class Planner:
             if (found := writes.get(_address(write))) is not None:
                 found.append(write)
         keys = _blob_keys(documents, [write for found in writes.values() for write in found])
-        parts = yield from self.fetch_blobs(keys)
+        parts = yield from self.blobs.fetch(keys)
         whole = keys <= parts.keys()
         loads: list[Load] = []
         for address, document in zip(addresses, documents, strict=True):
@@ -229,7 +226,7 @@ class Planner:
             now=self.clock(),
             clear_keys=self.settings.clear_keys,
         )
-        return self._put(draft, address, parent)
+        return self._put(draft, address, parent, checkpoint["channel_values"])
 
     def _remembered(self, address: Address) -> Known | None:
         if self._expired(self.recall.active.get(address.thread_id)):
@@ -241,17 +238,21 @@ class Planner:
         ttl = self.settings.ttl
         return ttl is not None and (active_at is None or self.clock() >= active_at + timedelta(seconds=ttl))
 
-    def _put(self, draft: CheckpointDraft, parent_address: Address, parent: Known | None) -> Plan[RunnableConfig]:
+    def _put(
+        self, draft: CheckpointDraft, parent_address: Address, parent: Known | None, values: Mapping[str, Any]
+    ) -> Plan[RunnableConfig]:
         if draft.asks_parent(parent):
             rows = yield pipelines.known_of(parent_address)
             # Of another saver's document nothing is taken over, nor of one that has expired.
             there = bool(rows) and has_layout(rows[0]) and not self._expired(rows[0].get("active_at", self.clock()))
             parent = known_with_values(self.sealer, rows[0]) if there else None
         new = draft.finish(parent)
+        if gone := (yield from self.blobs.gone(new)):
+            new = draft.restored(self.blobs.sealed_again(new.address, gone, values)).finish(parent)
         active_at = yield from self.note_activity(new.address.thread_id)
-        yield from self.store_blobs(new.blobs, active_at)
+        yield from self.blobs.store(new.blobs, active_at)
         for _ in range(_ATTEMPTS):
-            document = _dated(new.document, active_at)
+            document = dated(new.document, active_at)
             try:
                 yield pipelines.insert("checkpoints", document)
             except DuplicateKeyError as error:
@@ -287,40 +288,19 @@ class Planner:
         if not document["writes"]:
             return
         active_at = yield from self.note_activity(document["thread_id"])
-        yield from self.store_blobs(blobs, active_at)
-        dated = _dated(document, active_at)
+        yield from self.blobs.store(blobs, active_at)
+        with_time = dated(document, active_at)
         for _ in range(_ATTEMPTS):
             try:
-                yield pipelines.insert("writes", dated)
+                yield pipelines.insert("writes", with_time)
                 return
             except DuplicateKeyError as error:
                 last = error
             except WriteError as error:
                 raise without_documents(error) from None
-            if (yield pipelines.merge_writes(dated)).matched_count:
+            if (yield pipelines.merge_writes(with_time)).matched_count:
                 return
         raise last
-
-    def store_blobs(self, blobs: Sequence[Blob], active_at: datetime | None) -> Plan[None]:
-        """Store blobs, all that are not there yet."""
-        new = [blob for blob in blobs if not self.recall.stored.get((blob.thread_id, blob.digest))]
-        there = [key._asdict() for blob in blobs if blob not in new for key in blob.keys]
-        if there and (yield self._hold(there, active_at)).matched_count < len(there):
-            new = list(blobs)  # somebody has deleted them
-        documents = [_dated(d, active_at) for blob in new for d in blob.documents(self.clock())]
-        if documents:
-            try:
-                yield pipelines.insert_blobs(documents)
-            except BulkWriteError as error:
-                if not only_duplicates(error):
-                    raise without_documents(error) from None
-                failed = (error.details or {})["writeErrors"]
-                yield self._hold([documents[entry["index"]]["_id"] for entry in failed], active_at)
-        for blob in new:
-            self.recall.stored.put((blob.thread_id, blob.digest), True)
-
-    def _hold(self, keys: Sequence[Document], active_at: datetime | None) -> Request:
-        return pipelines.hold_blobs(keys, self.clock() + HOLD, active_at)
 
     # --- expiry and deletion ---------------------------------------------------------------------------------------
 
@@ -365,30 +345,6 @@ def _blob_keys(checkpoints: Sequence[Document], writes: Sequence[Document]) -> s
             if referring:
                 keys.update(part_keys(document["thread_id"], referring))
     return keys
-
-
-def _dated(document: Document, active_at: datetime | None) -> Document:
-    return document if active_at is None else {**document, "active_at": active_at}
-
-
-def only_duplicates(error: BulkWriteError) -> bool:
-    """Whether all that failed of an insert is what was there already."""
-    details = error.details or {}
-    failed = details.get("writeErrors", [])
-    return bool(failed) and not details.get("writeConcernErrors") and all(e["code"] == _DUPLICATE_KEY for e in failed)
-
-
-def without_documents(error: WriteErrorT) -> WriteErrorT:
-    """The error without the documents that failed: messages would hold the state, whatever its size.
-
-    The driver quotes the operation, and a collection's validator the value that it refused.
-    """
-    details = {key: value for key, value in (error.details or {}).items() if key != "errInfo"}
-    if isinstance(error, BulkWriteError):
-        failed = details.get("writeErrors", [])
-        details["writeErrors"] = [{k: v for k, v in e.items() if k not in ("op", "errInfo")} for e in failed]
-        return type(error)(details)
-    return type(error)(str(details.get("errmsg", "the write failed")), error.code, details)
 
 
 def _address(document: Document) -> Address:

@@ -11,8 +11,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from langgraph_mongo_saver.codec import Document
-from langgraph_mongo_saver.pipelines import Request
-from langgraph_mongo_saver.plans import Plan
+from langgraph_mongo_saver.pipelines import Plan, Request
 
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=timezone.utc)
 

@@ -14,8 +14,7 @@ from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.event_pipelines import metadata_query, projection, stored_query, told_channels
 from langgraph_mongo_saver.events import EventFilter, Position
 from langgraph_mongo_saver.gathering import Deliver, Gathering, Pause, Steps
-from langgraph_mongo_saver.pipelines import Part
-from langgraph_mongo_saver.plans import Plan
+from langgraph_mongo_saver.pipelines import Part, Plan
 from langgraph_mongo_saver.recall import Recent
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from typing import Any
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import thread_identifier
 from langgraph_mongo_saver.errors import InvalidArgument
-from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.pipelines import Plan
+from langgraph_mongo_saver.plans import Planner
 
 PAGE = 100
 """Threads fetched at a time by `list_threads`."""

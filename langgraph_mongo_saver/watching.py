@@ -19,7 +19,8 @@ from langgraph_mongo_saver.errors import ChangeStreamsUnavailable, EventsLost
 from langgraph_mongo_saver.event_pipelines import change_pipeline
 from langgraph_mongo_saver.events import CheckpointEvent, Position
 from langgraph_mongo_saver.gathering import Deliver, Gathering, Next, Open, Pause, Seen, Steps, Watch
-from langgraph_mongo_saver.plans import Plan, Planner
+from langgraph_mongo_saver.pipelines import Plan
+from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.recall import Recent
 from langgraph_mongo_saver.retry import pauses
 from langgraph_mongo_saver.stored_events import Polling, catch_up

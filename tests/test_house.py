@@ -158,6 +158,7 @@ LAYERS = (
     {"codec", "settings", "embedded"},
     {"pipelines", "recall"},
     {"schema", "lineage"},
+    {"blobs"},
     {"plans", "selection", "events"},
     {"history", "copying", "maintenance", "threads", "event_pipelines"},
     {"driver", "compaction", "changes"},

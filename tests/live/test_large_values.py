@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
+from langgraph_mongo_saver import CorruptCheckpoint
 from tests.building import config
+from tests.faults import CommandRecorder
 from tests.steps import LARGE, put, values, writes
 from tests.surfaces import OpenSurface, Surface
 
@@ -83,3 +87,61 @@ async def test_two_forks_with_one_version_keep_their_own_values(saver: Surface, 
             after = await put(storing, fork, {"a": text * LARGE, "n": 1}, {"a": 2, "n": 1}, new={"n": 1})
             assert await values(saver, after) == {"a": text * LARGE, "n": 1}
         assert await values(saver, fork) == {"a": text * LARGE}
+
+
+# --- values that are taken over ------------------------------------------------------------------------------------
+
+
+async def prune(saver: Surface) -> None:
+    await saver.call("prune", ["1"], grace=timedelta(0))
+
+
+async def delete(saver: Surface) -> None:
+    await saver.delete_thread("1")
+
+
+@pytest.mark.parametrize("clean_up", [prune, delete])
+@pytest.mark.parametrize("fresh", [False, True], ids=["stored it", "loaded it"])
+async def test_a_value_that_was_deleted_under_a_run_is_stored_again(
+    open_saver: OpenSurface, monkeypatch: pytest.MonkeyPatch, clean_up: Any, fresh: bool
+) -> None:
+    """Two runs of one thread; the second ends, and old checkpoints are deleted, before the first goes on."""
+    monkeypatch.setattr("langgraph_mongo_saver.blobs.SURE", timedelta(0))
+    saver, other = await open_saver(), await open_saver()
+    big, versions = "x" * LARGE, {"big": 1, "n": 1}
+    first = await put(other if fresh else saver, config(), {"big": big, "n": 1}, versions, id="1")
+    assert await saver.get_tuple(config())
+    await put(other, first, {"big": "new", "n": 2}, {"big": 2, "n": 2}, id="2")
+    await clean_up(other)
+    later = await put(saver, first, {"big": big, "n": 3}, {"big": 1, "n": 3}, new={"n": 3}, id="3")
+    for reader in (saver, other, await open_saver()):
+        loaded = await reader.get_tuple(config())
+        assert loaded is not None
+        assert loaded.config == later
+        assert loaded.checkpoint["channel_values"] == {"big": big, "n": 3}
+        assert len(await reader.list(config())) == (2 if clean_up is prune else 1)
+
+
+async def test_a_snapshot_that_was_deleted_under_a_run_is_not_left_out(
+    open_saver: OpenSurface, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langgraph_mongo_saver.blobs.SURE", timedelta(0))
+    saver, other = await open_saver(), await open_saver()
+    first = await put(saver, config(), {"log": _DeltaSnapshot(["all"]), "n": 1}, {"log": 1, "n": 1}, id="1")
+    await other.delete_thread("1")
+    with pytest.raises(CorruptCheckpoint, match=r"'1'.*'log'.*cannot be stored without it"):
+        await put(saver, first, {"n": 2}, {"log": 1, "n": 2}, new={"n": 2}, id="2")
+    assert await other.get_tuple(config()) is None
+
+
+async def test_whether_a_value_is_there_is_looked_at_now_and_then(
+    open_saver: OpenSurface, monkeypatch: pytest.MonkeyPatch, recorder: CommandRecorder
+) -> None:
+    saver = await open_saver()
+    place = await put(saver, config(), {"big": "x" * LARGE, "n": 0}, {"big": 1, "n": 0}, id="0")
+    for sure, names in ((timedelta(minutes=5), ["insert"]), (timedelta(0), ["find", "insert"])):
+        monkeypatch.setattr("langgraph_mongo_saver.blobs.SURE", sure)
+        n = len(names)
+        with recorder.recording() as seen:
+            place = await put(saver, place, {"big": "x" * LARGE, "n": n}, {"big": 1, "n": n}, new={"n": n}, id=str(n))
+        assert seen.names == names

@@ -123,7 +123,7 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "known", pipelines.known_of(one)
     yield "writes", pipelines.writes_of([one, Address("2", "", "051")])
     yield "writes of many", pipelines.writes_of([one, Address("1", "", "051"), Address("1", "sub", "1")])
-    yield "blobs", pipelines.blobs([{"thread_id": "2", "blob": "x", "part": 0}])
+    yield "blobs", pipelines.whole("blobs", [{"thread_id": "2", "blob": "x", "part": 0}])
     yield from pages()
     for address in (latest, one):
         yield "lineage", pipelines.lineage(address, "checkpoints", ["a"], 10)
@@ -133,7 +133,7 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "writes to", pipelines.writes_to(one, [some], ["a"])
     yield "writes to runs", pipelines.writes_to(one, [some, ["040", "039"]], ["a"])
     yield "writes to many", pipelines.writes_to(one, [some] * 40, ["a"])
-    seeds = [pipelines.values_of(one, some, ["a"]), pipelines.blobs(keys)]
+    seeds = [pipelines.values_of(one, some, ["a"]), pipelines.whole("blobs", keys)]
     yield "values", seeds[0]
     yield "begun", pipelines.begun(one, ("000", 50))
     yield "all of a history", pipelines.together([pipelines.writes_to(one, [some], ["a"]), *seeds], NAMES.__getitem__)
@@ -197,6 +197,6 @@ async def test_every_request_is_answered_from_an_index(saver: Surface, mongo: An
 
     by_nothing = pipelines.Request("checkpoints", "find", ({"stored_at": NOW},), {"sort": [("stored_at", 1)]})
     assert explain(by_nothing) == ["COLLSCAN", "SORT", "no index"]
-    among_others = pipelines.together([pipelines.blobs([]), by_nothing], NAMES.__getitem__)
+    among_others = pipelines.together([pipelines.whole("blobs", []), by_nothing], NAMES.__getitem__)
     assert explain(among_others) == ["COLLSCAN"]
     assert {what: found for what, request in requests() if (found := explain(request))} == {}

@@ -62,7 +62,7 @@ BY_NAME: dict[str, Any] = {
     "requests": [
         pipelines.writes_to(ADDRESS, [[HOSTILE]], [HOSTILE]),
         pipelines.values_of(ADDRESS, [HOSTILE], [HOSTILE]),
-        pipelines.blobs([KEY]),
+        pipelines.whole("blobs", [KEY]),
     ],
 }
 BY_TYPE: dict[Any, Any] = {

@@ -13,8 +13,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from langgraph_mongo_saver import plans
+from langgraph_mongo_saver.blobs import HOLD
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
-from langgraph_mongo_saver.plans import HOLD, Planner
+from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.recall import Recall
 from langgraph_mongo_saver.values import Sealer
 from tests.building import checkpoint, config
