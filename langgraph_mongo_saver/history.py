@@ -25,6 +25,9 @@ from langgraph_mongo_saver.values import BlobParts, Packed, blob_parts, part_key
 
 logger = logging.getLogger(__name__)
 
+# "$graphLookup reached maximum memory consumption": 25 segments that begin with documents of 4 MB.
+_TOO_HEAVY = 40099
+
 # Somebody compacts a thread while its history is read: then it is read again, and ends at the compacted checkpoint.
 _ATTEMPTS = 3
 
@@ -73,7 +76,8 @@ def ancestors(
             fetch = by_segments(planner.settings.checkpoints, channels, known.place if known else None)
             found = yield from walk(address, channels, fetch, from_target=from_target)
         except OperationFailure as error:
-            _do_without(planner, "$graphLookup", error)
+            if error.code != _TOO_HEAVY:
+                _do_without(planner, "$graphLookup", error)
             found = yield from walk(address, channels, by_scan, from_target=from_target)
     if found is not None and found.missing is not None:
         _warn_once(planner, address.at(found.missing))

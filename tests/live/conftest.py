@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -49,3 +49,11 @@ async def play(surface_name: str, open_saver: OpenSurface) -> Play:
     """Play a scenario with a graph: ``await play(compile_, scenario)``; see `assert_same`."""
     savers = [(await open_saver()).raw for _ in range(2)]
     return partial(assert_same, surface_name, savers)
+
+
+@pytest.fixture
+def quick_expiry(mongo: Any) -> Iterator[None]:
+    """Let the server look every second for what has expired."""
+    before = mongo.admin.command("setParameter", 1, ttlMonitorSleepSecs=1)["was"]
+    yield
+    mongo.admin.command("setParameter", 1, ttlMonitorSleepSecs=before)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from langgraph.channels.delta import DeltaChannel
 
 from langgraph_mongo_saver import MongoDBSaver, Removed
 from tests.servers import Server
-from tests.trees import TREES, Node, Tree, counts, state, unused_and_missing_blobs
+from tests.trees import DELTAS, TREES, Node, Tree, counts, extend, state, unused_and_missing_blobs
 
 # Of a server that waits for its disk, no example may be called slow.
 bounded = settings(
@@ -110,6 +112,43 @@ def test_prune_and_then_delete_for_runs(
     assert ids(trees_saver, tree.thread_id) == places(staying)
     if not staying:
         assert counts(mongo[db_name], tree.thread_id) == (0, 0, 0)
+
+
+def live(saver: Any, node: Node) -> dict[str, list[Any]]:
+    """What a graph sees in the channels of a checkpoint, however that is stored."""
+    loaded = saver.get_tuple(node.place)
+    held = loaded.checkpoint["channel_values"]
+    absent = [c for c in DELTAS if c in loaded.checkpoint["channel_versions"] and c not in held]
+    found = {c: {"seed": held[c], "writes": []} for c in DELTAS if c in held}
+    found |= saver.get_delta_channel_history(config=node.place, channels=absent)
+    values = {}
+    for channel, history in found.items():
+        made = DeltaChannel(extend, list).from_checkpoint(history.get("seed"))
+        made.replay_writes(history["writes"])
+        values[channel] = made.get()
+    return values
+
+
+@bounded
+@given(drawn=TREES)
+def test_compact_thread(trees_saver: MongoDBSaver, mongo: Any, db_name: str, drawn: Any) -> None:
+    tree = Tree(trees_saver, next(THREADS), drawn)
+    graph = SimpleNamespace(channels={channel: DeltaChannel(extend, list) for channel in DELTAS})
+    heads = [nodes[-1] for nodes in tree.nodes.values()]
+    before = [live(trees_saver, head) for head in heads]
+    for ns in tree.nodes:
+        place = {"configurable": {"thread_id": tree.thread_id, "checkpoint_ns": ns}}
+        told = trees_saver.compact_thread(graph, place, grace=NOW, dry_run=True)
+        assert trees_saver.compact_thread(graph, place, grace=NOW) == told
+    assert [live(trees_saver, head) for head in heads] == before
+    assert ids(trees_saver, tree.thread_id) == places(heads)
+    assert counts(mongo[db_name], tree.thread_id)[0] == len(heads)
+    assert unused_and_missing_blobs(mongo[db_name], tree.thread_id) == (0, 0)
+    # And the thread goes on.
+    for ns, old in zip(tree.nodes, before, strict=True):
+        tree.grow(ns, {"after": 0, "run": 0, "large": False, "actions": dict.fromkeys(DELTAS, "write")})
+        new = live(trees_saver, tree.nodes[ns][-1])
+        assert {channel: values[:-1] for channel, values in new.items()} == {c: old.get(c, []) for c in DELTAS}
 
 
 @bounded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -102,14 +101,6 @@ async def test_a_thread_from_before_ttl_expires_from_its_next_activity_on(
     await step(await open_saver(ttl=100), first, 1)
     found = [document for documents in stored(mongo, db_name).values() for document in documents]
     assert all(("active_at" in document) == (document["thread_id"] == "1") for document in found)
-
-
-@pytest.fixture
-def quick_expiry(mongo: Any) -> Iterator[None]:
-    """Let the server look every second for what has expired."""
-    before = mongo.admin.command("setParameter", 1, ttlMonitorSleepSecs=1)["was"]
-    yield
-    mongo.admin.command("setParameter", 1, ttlMonitorSleepSecs=before)
 
 
 @pytest.mark.needs_mongod

@@ -219,6 +219,13 @@ def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFix
     assert "$graphLookup (code 40324)" in record.getMessage()
 
 
+def test_what_is_too_heavy_to_hop_over_is_scanned_this_time() -> None:
+    plan, too_heavy = planner(), OperationFailure("$graphLookup reached maximum memory consumption", 40099)
+    run = history([too_heavy, [light("3", "2"), light("2")], [], [THERE]], plan)
+    assert run.calls == [LINEAGE, SCAN, WRITES, VALUES]
+    assert not plan.recall.scans
+
+
 def test_a_server_that_cannot_hop_on_is_scanned_from_the_start() -> None:
     """Where the first request was answered, and a later one is not."""
     rows = [{"own": {**light("3", "2"), "segment": "3"}, "segment": "3", "nodes": []}]
