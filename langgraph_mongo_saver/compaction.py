@@ -87,6 +87,6 @@ def _hold(planner: Planner, head: Address, folded: Mapping[str, Any]) -> Plan[No
         blob = Blob.of(head.thread_id, type_, data)
         blobs.append(blob)
         entries.append({"channel": channel, **blob.reference(type_)})
-    yield from planner.blobs.store(blobs, planner.activity())
+    yield from planner.blobs.store(blobs, (yield from planner.note_activity(head.thread_id)))
     yield pipelines.add_values(head, entries)
     planner.recall.forget_thread(head.thread_id)
