@@ -71,7 +71,9 @@ def identifier(value: object, name: str) -> str:
 
 def thread_identifier(value: object, name: str = "thread_id") -> str:
     """Check a thread id; ints and UUIDs, which many apps use as such, become strings."""
-    if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(int(value))  # of an IntEnum, too, before Python 3.11
+    if isinstance(value, UUID):
         return str(value)
     return identifier(value, name)
 

@@ -45,7 +45,7 @@ class BlobPlans:
         """Store blobs, all that are not there yet."""
         new = [blob for blob in blobs if not self.recall.stored.get((blob.thread_id, blob.digest))]
         there = [key._asdict() for blob in blobs if blob not in new for key in blob.keys]
-        if there and (yield self._hold(there, active_at)).matched_count < len(there):
+        if there and (yield self.hold(there, active_at)).matched_count < len(there):
             new = list(blobs)  # somebody has deleted them
         documents = [dated(d, active_at) for blob in new for d in blob.documents(self.clock())]
         if documents:
@@ -55,13 +55,14 @@ class BlobPlans:
                 if not only_duplicates(error):
                     raise without_documents(error) from None
                 failed = (error.details or {})["writeErrors"]
-                yield self._hold([documents[entry["index"]]["_id"] for entry in failed], active_at)
+                yield self.hold([documents[entry["index"]]["_id"] for entry in failed], active_at)
         for blob in new:
             self.recall.stored.put((blob.thread_id, blob.digest), True)
         for blob in blobs:
             self.recall.seen.put((blob.thread_id, blob.digest), self.clock())
 
-    def _hold(self, keys: Sequence[Document], active_at: datetime | None) -> Request:
+    def hold(self, keys: Sequence[Document], active_at: datetime | None) -> Request:
+        """Let clean-up and expiry spare blobs for a while."""
         return pipelines.hold_blobs(keys, self.clock() + HOLD, active_at)
 
     def gone(self, new: NewCheckpoint) -> Plan[list[str]]:

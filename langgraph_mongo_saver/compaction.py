@@ -17,10 +17,13 @@ from langgraph_mongo_saver.address import Address, read_address
 from langgraph_mongo_saver.cleanup import Options, Removed
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.history import delta_channel_history
-from langgraph_mongo_saver.maintenance import prune_thread
+from langgraph_mongo_saver.maintenance import Place, prune_thread
 from langgraph_mongo_saver.pipelines import Plan
 from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.values import Blob
+
+# Another process compacts the same checkpoint, with other channels.
+_ATTEMPTS = 3
 
 
 def compact_thread(planner: Planner, graph: Any, config: RunnableConfig, options: Options) -> Plan[Removed]:
@@ -36,15 +39,19 @@ def compact_thread(planner: Planner, graph: Any, config: RunnableConfig, options
 
 def _compact_thread(planner: Planner, specs: Mapping[str, Any], address: Address, options: Options) -> Plan[Removed]:
     config: RunnableConfig = {"configurable": {"thread_id": address.thread_id, "checkpoint_ns": address.checkpoint_ns}}
-    head = yield from planner.get_tuple(config)
-    if head is None:
-        return Removed()
-    histories = yield from delta_channel_history(planner, head.config, _absent(specs, head))
-    folded = {name: value for name, history in histories.items() for value in _fold(specs[name], history)}
-    if folded and not options.dry_run:
-        yield from _hold(planner, read_address(head.config), folded)
-    place = (address.checkpoint_ns, head.checkpoint["id"])
-    return (yield from prune_thread(planner, address.thread_id, options, {place: folded}))
+    held: dict[Place, list[str]] = {}
+    for _ in range(_ATTEMPTS):
+        head = yield from planner.get_tuple(config)
+        if head is None:
+            return Removed()
+        histories = yield from delta_channel_history(planner, head.config, _absent(specs, head))
+        folded = {name: value for name, history in histories.items() for value in _fold(specs[name], history)}
+        if options.dry_run:
+            held = {(address.checkpoint_ns, head.checkpoint["id"]): list(folded)}
+        if not folded or options.dry_run or (yield from _hold(planner, read_address(head.config), folded)):
+            break
+    # Whatever the head holds by now, no more is deleted than it can do without.
+    return (yield from prune_thread(planner, address.thread_id, options, held))
 
 
 def _absent(specs: Mapping[str, Any], head: CheckpointTuple) -> list[str]:
@@ -79,14 +86,18 @@ def _fold(spec: Any, history: DeltaChannelHistory) -> list[Any]:
         return []
 
 
-def _hold(planner: Planner, head: Address, folded: Mapping[str, Any]) -> Plan[None]:
-    """Let a checkpoint hold these values; at once, and only where it does not hold any yet."""
+def _hold(planner: Planner, head: Address, folded: Mapping[str, Any]) -> Plan[bool]:
+    """Let a checkpoint hold these values, all at once; whether it does not hold one of them already."""
     blobs, entries = [], []
     for channel, value in folded.items():
         type_, data = planner.sealer.seal(value, f"channel {channel!r}")
         blob = Blob.of(head.thread_id, type_, data)
         blobs.append(blob)
         entries.append({"channel": channel, **blob.reference(type_)})
-    yield from planner.blobs.store(blobs, (yield from planner.note_activity(head.thread_id)))
-    yield pipelines.add_values(head, entries)
+    active_at = yield from planner.note_activity(head.thread_id)
+    yield from planner.blobs.store(blobs, active_at)
+    # Clean-up beside this spares them, whatever its grace.
+    yield planner.blobs.hold([key._asdict() for blob in blobs for key in blob.keys], active_at)
+    added = bool((yield pipelines.add_values(head, entries)).matched_count)
     planner.recall.forget_thread(head.thread_id)
+    return added

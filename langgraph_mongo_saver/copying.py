@@ -61,8 +61,8 @@ def _copy_thread(
     # the rest.
     for done, part in enumerate(_ORDER, 1):
         yield from _copy(planner, part, source, target, checkpoints if part == "checkpoints" else None, active_at)
-        if part == "writes":
-            # What runs have written since may refer to blobs that are as new.
+        if part != "blobs":
+            # What runs have written since, or a compaction, may refer to blobs that are as new.
             missing = _places((yield from _keys("blobs", source))) - _places((yield from _keys("blobs", target)))
             late = [{"thread_id": source, "blob": blob, "part": number} for blob, number in sorted(missing)]
             yield from _copy(planner, "blobs", source, target, late, active_at)

@@ -181,10 +181,12 @@ def _nodes(rows: Sequence[Document]) -> Iterator[Node]:
 
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
     """Fetch the checkpoints with smaller ids, of whatever branch: for servers without ``$graphLookup``."""
+    if address.checkpoint_id is None:
+        found: list[Document] = yield pipelines.latest(address)
+        if not found:
+            return []
+        address = address.at(found[0]["checkpoint_id"])
     documents: list[Document] = yield pipelines.older(address, _SCANNED)
-    wanted = address.checkpoint_id
-    for number, document in enumerate(documents):
-        retired = document.get("retired")
-        if retired != "going" if document["checkpoint_id"] == wanted else wanted is None and not retired:
-            return [Node.of(each) for each in documents[number:]]
-    return []
+    own = documents[0] if documents else {}
+    there = own.get("checkpoint_id") == address.checkpoint_id and own.get("retired") != "going"
+    return [Node.of(document) for document in documents] if there else []

@@ -24,7 +24,16 @@ from langgraph_mongo_saver.errors import DeltaThreadRefused, FilterNotQueryable,
 from langgraph_mongo_saver.lineage import Node
 from langgraph_mongo_saver.pipelines import Part, Plan, Retired
 from langgraph_mongo_saver.plans import Planner
-from langgraph_mongo_saver.selection import Facts, Nodes, Removal, finished_calls, newest, removal, with_ancestors
+from langgraph_mongo_saver.selection import (
+    Facts,
+    Nodes,
+    Removal,
+    children_first,
+    finished_calls,
+    newest,
+    removal,
+    with_ancestors,
+)
 from langgraph_mongo_saver.values import PartKey, part_keys
 
 T = TypeVar("T")
@@ -257,7 +266,23 @@ def _remove(
     if last is not None:
         removed += Removed(checkpoints=(yield from _take("checkpoints", _one(thread, last), options)))
         _tell(options, removed.checkpoints, len(going))
+    if not options.dry_run:
+        removed += yield from _remove_unneeded(planner, thread.thread_id, options)
     return removed
+
+
+def _remove_unneeded(planner: Planner, thread_id: str, options: Options) -> Plan[Removed]:
+    """Remove what was kept for checkpoints that another process has deleted meanwhile."""
+    thread = yield from _load(planner, thread_id)
+    unneeded = {(ns, i) for ns, in_use in thread.in_use().items() if not in_use for i in thread.nodes[ns]}
+    if not unneeded:
+        return Removed()
+    freed = yield from _freed(thread, unneeded)
+    removed = Removed()
+    for ns in sorted({ns for ns, _ in unneeded}):
+        for batch in _batches(children_first(thread.nodes[ns], list(thread.nodes[ns]))):
+            removed += yield from _remove_batch(Address(thread_id, ns), batch, options, writes_first=False)
+    return removed + (yield from _sweep(planner, thread_id, unneeded, freed, options))
 
 
 def _freed(thread: Thread, going: Places) -> Plan[set[PartKey]]:

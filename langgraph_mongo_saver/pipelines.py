@@ -113,12 +113,7 @@ def checkpoint(address: Address) -> Request:
 def known_of(address: Address) -> Request:
     """What a checkpoint hands on to the next: its versions, values and place."""
     names = ("layout", "skeleton", "values", "segment", "seq", "active_at")
-    return _find(
-        "checkpoints",
-        address.key,
-        projection=dict.fromkeys(names, 1),
-        limit=1,
-    )
+    return _find("checkpoints", address.key, projection=dict.fromkeys(names, 1), limit=1)
 
 
 def checkpoints_page(
@@ -254,11 +249,15 @@ def begun(address: Address, place: tuple[str, int]) -> Request:
     return _find("checkpoints", query, projection=_NODE)
 
 
+def latest(address: Address) -> Request:
+    """The id of the latest checkpoint of a namespace."""
+    query = {**_of(address.at(None)), **_IN_USE}
+    return _find("checkpoints", query, projection={"checkpoint_id": 1}, sort=[("checkpoint_id", DESCENDING)], limit=1)
+
+
 def older(address: Address, size: int) -> Request:
-    """A checkpoint (or the latest) and those of its namespace with the next smaller ids, as light documents."""
-    query = _of(address.at(None))
-    if address.checkpoint_id is not None:
-        query["checkpoint_id"] = {"$lte": address.checkpoint_id}
+    """A checkpoint and those of its namespace with the next smaller ids, as light documents."""
+    query = {**_of(address.at(None)), "checkpoint_id": {"$lte": address.key["checkpoint_id"]}}
     return _find("checkpoints", query, projection=_NODE, sort=[("checkpoint_id", DESCENDING)], limit=size)
 
 
@@ -522,7 +521,7 @@ def namespaces_of(thread_ids: Sequence[str]) -> Request:
     return Request(
         "checkpoints",
         "aggregate",
-        ([{"$match": {"thread_id": {"$in": list(thread_ids)}}}, {"$group": group}],),
+        ([{"$match": {"thread_id": {"$in": list(thread_ids)}, **_IN_USE}}, {"$group": group}],),
         rows=True,
     )
 

@@ -27,7 +27,7 @@ class ThreadSummary:
     Attributes:
         thread_id: its id.
         namespaces: its namespaces, sorted; the root graph's is ``""``.
-        checkpoints: how many checkpoints it has, in all namespaces; also those that are kept for delta channels alone.
+        checkpoints: how many checkpoints it has, in all namespaces; not those that are kept for delta channels alone.
         head_id: the id of the latest checkpoint of the root graph; of any namespace if the root graph has none.
         last_activity: when something was last stored in it.
         bytes: the size of its documents, in all collections.

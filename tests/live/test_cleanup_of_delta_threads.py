@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -240,3 +241,71 @@ async def test_what_cannot_be_compacted(open_saver: OpenSurface, mongo: Any, db_
         await saver.call("compact_thread", object(), at("1"))
     with pytest.raises(ValueError, match="checkpoint_id"):
         await saver.call("compact_thread", graph, {"configurable": {"thread_id": "1", "checkpoint_id": "1"}})
+
+
+@pytest.mark.parametrize("dialect", ["mongodb", "basic"])
+def test_a_copy_that_is_made_beside_a_compaction_can_be_read(
+    dialect: Any, server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MongoDBSaver.from_conn_string(server.uri, db_name) as other:
+        theirs = loop()(other)
+        theirs.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
+        before = theirs.get_state(at("1")).values
+        with MongoDBSaver.from_conn_string(server.uri, db_name, dialect=dialect) as saver:
+            # After all but the checkpoints themselves has been copied.
+            done: list[int] = []
+            beside = Beside(
+                saver, lambda: other.compact_thread(theirs, at("1"), grace=NOW), lambda request: done == [1, 2]
+            )
+            monkeypatch.setattr(saver, "_send", beside)
+            saver.copy_thread("1", "copy", progress=lambda number, total: done.append(number))
+            assert beside.done
+        assert theirs.get_state(at("copy")).values == before
+
+
+def test_compactions_by_two_releases_of_a_graph_lose_nothing(
+    server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One knows a channel that the other does not, and both compact at once."""
+    with (
+        MongoDBSaver.from_conn_string(server.uri, db_name) as saver,
+        MongoDBSaver.from_conn_string(server.uri, db_name) as other,
+    ):
+        graph = loop()(saver)
+        graph.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
+        before = graph.get_state(at("1")).values
+        older = SimpleNamespace(channels={"log": graph.channels["log"]})
+        beside = Beside(
+            saver,
+            lambda: other.compact_thread(older, at("1"), grace=NOW),
+            lambda request: request.method == "update_one" and "$push" in request.args[1],
+        )
+        monkeypatch.setattr(saver, "_send", beside)
+        saver.compact_thread(graph, at("1"), grace=NOW)
+        assert beside.done
+        assert loop()(other).get_state(at("1")).values == before
+        assert len(list(other.list(at("1")))) == 2  # of the graph and of its subgraph
+
+
+@pytest.mark.parametrize("requests", range(12))
+def test_what_is_pruned_while_its_last_run_is_deleted_is_not_half_left(
+    requests: int, server: Server, db_name: str, mongo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as after one and then the other: nothing is kept for what is no longer there."""
+    with (
+        MongoDBSaver.from_conn_string(server.uri, db_name) as saver,
+        MongoDBSaver.from_conn_string(server.uri, db_name) as other,
+    ):
+        graph = loop()(saver)
+        for number, to in enumerate((3, 5, 7)):
+            given = {"to": to, "log": [f"run {number}"]} | ({"count": 0} if not number else {})
+            graph.invoke(given, at("1", f"run {number}"))
+        left = iter(range(requests + 1))
+        beside = Beside(
+            saver, lambda: other.delete_for_runs(["run 2"], grace=NOW), lambda request: next(left, None) == requests
+        )
+        monkeypatch.setattr(saver, "_send", beside)
+        saver.prune(["1"], grace=NOW)
+        listed = list(other.list({"configurable": {"thread_id": "1"}}))
+        assert bool(listed) == bool(counts(mongo[db_name], "1")[0])
+        assert [summary.checkpoints for summary in other.list_threads()] == ([len(listed)] if listed else [])

@@ -127,7 +127,7 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield from pages()
     for address in (latest, one):
         yield "lineage", pipelines.lineage(address, "checkpoints", ["a"], 10)
-        yield "older", pipelines.older(address, 10)
+    yield from (("older", pipelines.older(one, 10)), ("latest id", pipelines.latest(latest)))
     some, keys = ["050", "051"], [{"thread_id": "2", "blob": "x", "part": 0}]
     yield "writes of a range", pipelines.writes_of([one, Address("2", "", "051"), Address("1", "", "1")], gaps=False)
     yield "writes to", pipelines.writes_to(one, [some], ["a"])

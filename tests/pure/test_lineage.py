@@ -211,14 +211,20 @@ def test_a_scan_that_begins_with_another_checkpoint_has_not_found_the_one_asked_
     assert drive(by_scan(Address("1", "", "4"), first), []).result == []
 
 
-def test_a_scan_from_the_latest_begins_with_any() -> None:
+def test_a_scan_from_the_latest_looks_for_that_first() -> None:
+    """Not for the newest: that may be retired."""
     rows = [document("3", "2"), document("2")]
-    assert drive(by_scan(Address("1", ""), True), rows).result == [Node.of(each) for each in rows]
+    run = drive(by_scan(Address("1", ""), True), [{"checkpoint_id": "3"}], rows)
+    assert run.requests[0].args[0] == {"thread_id": "1", "checkpoint_ns": "", "retired": {"$exists": False}}
+    assert run.requests[1].args[0]["checkpoint_id"] == {"$lte": "3"}
+    assert run.result == [Node.of(each) for each in rows]
+    assert drive(by_scan(Address("1", ""), True), []).result == []
 
 
-def test_a_scan_from_the_latest_passes_over_what_is_retired() -> None:
-    rows = [{**document("4", "3"), "retired": "kept"}, document("3", "2"), {**document("2"), "retired": "kept"}]
-    assert drive(by_scan(Address("1", ""), True), rows).result == [Node.of(each) for each in rows[1:]]
+def test_a_scan_does_not_begin_with_what_is_about_to_go() -> None:
+    for how, found in (("going", 0), ("kept", 2)):
+        rows = [{**document("3", "2"), "retired": how}, document("2")]
+        assert len(drive(by_scan(Address("1", "", "3"), True), rows).result) == found
 
 
 def scan(forest: Forest, plan: Generator[Request, Any, Any]) -> tuple[Lineage, Counter[str], int]:
@@ -231,6 +237,9 @@ def scan(forest: Forest, plan: Generator[Request, Any, Any]) -> tuple[Lineage, C
         except StopIteration as done:
             return done.value, read, requests
         requests += 1
+        if request.kwargs["projection"] == {"checkpoint_id": 1}:  # which is the latest
+            reply = [{"checkpoint_id": max(forest)}]
+            continue
         most = request.args[0].get("checkpoint_id", {}).get("$lte", "~")
         names = sorted((name for name in forest if name <= most), reverse=True)[: request.kwargs["limit"]]
         read.update(names)
@@ -254,4 +263,4 @@ def test_a_scan_in_the_order_of_time_reads_every_checkpoint_once() -> None:
     result, read, requests = scan(forest, walk(Address("1", ""), ["d"], by_scan))
     assert [node.checkpoint_id for node in result.path] == names[-2::-1]
     assert set(read.values()) == {1}
-    assert requests == 4
+    assert requests == 1 + 4
