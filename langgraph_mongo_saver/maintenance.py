@@ -190,8 +190,9 @@ def _load(planner: Planner, thread_id: str, held: Mapping[Place, Iterable[str]] 
     for row in rows:
         check_layout(row)
         node = Node.of(row)
-        values = {**{channel: {} for channel in held.get(_place(row), ())}, **node.values}
-        nodes.setdefault(row["checkpoint_ns"], {})[row["checkpoint_id"]] = node._replace(values=values)
+        if more := held.get(_place(row)):
+            node = node._replace(values={**{channel: {} for channel in more}, **node.values})
+        nodes.setdefault(row["checkpoint_ns"], {})[row["checkpoint_id"]] = node
     keyed = [((row["checkpoint_ns"], row["checkpoint_id"]), row) for row in rows]
     return Thread(
         thread_id,
