@@ -71,7 +71,9 @@ class BlobPlans:
         due = {
             channel: packed
             for channel, packed in new.taken_over.items()
-            if (seen := self.recall.seen.get((thread_id, packed["blob"]))) is None or now - seen >= SURE
+            # A clock that was set back does not tell how long ago that was.
+            if (seen := self.recall.seen.get((thread_id, packed["blob"]))) is None
+            or not timedelta(0) <= now - seen < SURE
         }
         if not due:
             return []

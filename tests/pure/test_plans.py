@@ -65,6 +65,17 @@ def test_a_put_is_one_insert() -> None:
     assert run.result == config(checkpoint_id="1")
 
 
+@pytest.mark.parametrize(("later", "looks"), [(0, False), (9, False), (10, True), (-1, True), (-3600, True)])
+def test_a_value_that_is_taken_over_is_looked_for_unless_it_was_just_seen(later: int, looks: bool) -> None:
+    """Also where the clock was set back, since when nobody can tell how long ago that was."""
+    before = planner()
+    drive(put(before, LARGE), {}, {})
+    after = replace(before, clock=lambda: NOW + timedelta(seconds=later))
+    there = [{"_id": blob["_id"]} for blob in blobs_of(LARGE)]
+    run = drive(put(after, LARGE, id="2", parent="1", new={}), *([there] if looks else []), {})
+    assert run.calls == [*(["blobs.find"] if looks else []), PUT]
+
+
 @pytest.mark.parametrize("method", ["put", "writes"])
 @pytest.mark.parametrize("races", [0, 1, 3])
 def test_what_is_there_already_is_changed_and_what_vanished_is_inserted_again(method: str, races: int) -> None:
