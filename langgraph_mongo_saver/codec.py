@@ -7,6 +7,7 @@ official saver's documents share.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -41,6 +42,9 @@ _WRITES_BUDGET = Budget(changed=256 * 1024, document=4 * 2**20)
 SEGMENT = 256
 """Checkpoints of a segment, a run on one branch that `lineage` takes in one hop."""
 
+# More names would make an index of them slow; such checkpoints are read one by one.
+_POPULATED_BYTES = 1024
+
 # writes_sort_key of langgraph.checkpoint.base; a document has its writes in the order of their idx.
 _ORDER = itemgetter(0, 1, 2)
 
@@ -55,11 +59,13 @@ class Known:
         versions: the version of every channel.
         values: the packed value of every channel that holds one; None where it is embedded and not remembered.
         place: its segment and its number in there; None where it has none.
+        followed: whether it has a child; None where nobody knows.
     """
 
     versions: Mapping[str, Any]
     values: Mapping[str, Packed | None]
     place: tuple[str, int] | None = None
+    followed: bool | None = None
 
     def value(self, channel: str, version: Any) -> tuple[bool, Packed | None]:
         """Whether a channel held a value at this very version, and that value if it is remembered."""
@@ -76,24 +82,12 @@ class NewCheckpoint:
     document: Document
     blobs: Sequence[Blob]
     known: Known
-    parent_place: tuple[str, int] | None = None
 
     @property
     def taken_over(self) -> dict[str, Packed]:
         """The values, by channel, that are blobs stored with an earlier checkpoint."""
         own = {blob.digest for blob in self.blobs}
         return {e["channel"]: e for e in self.document["values"] if "blob" in e and e["blob"] not in own}
-
-    def placed(self, *, opens: bool) -> NewCheckpoint:
-        """The same checkpoint in its parent's segment; or in a new one, because it opens one or its place is taken."""
-        own = self.document["checkpoint_id"]
-        segment, seq = self.parent_place or (own, -1)
-        grew_from: Document = {}
-        if (opens or seq + 1 >= SEGMENT) and self.parent_place:
-            grew_from = {"grew_from": {"segment": segment, "seq": seq}}
-            segment, seq = own, -1
-        document = {**self.document, "segment": segment, "seq": seq + 1, **grew_from}
-        return replace(self, document=document, known=replace(self.known, place=(segment, seq + 1)))
 
 
 @dataclass(frozen=True)
@@ -161,11 +155,23 @@ class CheckpointDraft:
         placed, blobs = place(self.address.thread_id, values, [self.limits[c] for c in names], self.budget.document)
         kept.update(zip(names, placed, strict=True))
         entries = [{"channel": c, **kept[c]} for c in (*self.sealed, *self.carried) if c in kept]
-        document = {**self.base, "values": entries}
-        new = NewCheckpoint(
-            self.address, document, blobs, _known(self.versions, entries), parent.place if parent else None
-        )
-        return new.placed(opens=self.snapshot)
+        document = {**self.base, "values": entries, **self._place(parent)}
+        holding = populated(entry["channel"] for entry in entries)
+        if len(holding) <= _POPULATED_BYTES:
+            document["populated"] = holding
+        known = replace(_known(self.versions, entries), place=_place(document), followed=False)
+        return NewCheckpoint(self.address, document, blobs, known)
+
+    def _place(self, parent: Known | None) -> Document:
+        """The fields that tell its place: the next in its parent's segment, or the first in one of its own."""
+        own: Document = {"segment": self.address.checkpoint_id, "seq": 0}
+        if parent is None or parent.place is None:
+            return own
+        segment, seq = parent.place
+        # A fork begins one, lest its ancestors' segment grows with every branch.
+        if self.snapshot or parent.followed or seq + 1 >= SEGMENT:
+            return {**own, "grew_from": {"segment": segment, "seq": seq}}
+        return {"segment": segment, "seq": seq + 1}
 
 
 def checkpoint_draft(
@@ -251,6 +257,16 @@ def _check_size(what: str, size: int, limit: int) -> None:
         raise TooLarge(f"{what} takes {size} bytes; at most {limit} can be stored")
 
 
+def populated(channels: Iterable[str]) -> str:
+    """The names of the channels that hold a value, as one string for an index; more can be appended to it."""
+    return "".join(f"{json.dumps(channel)}\n" for channel in channels)
+
+
+def channels_of(names: str) -> list[str]:
+    """The names that `populated` made a string of."""
+    return [json.loads(name) for name in names.splitlines()]
+
+
 def _known(versions: Mapping[str, Any], entries: Iterable[Packed]) -> Known:
     return Known(
         dict(versions),
@@ -322,10 +338,10 @@ def checkpoint_tuple(
     )
 
 
-def known_of(document: Document, loaded: CheckpointTuple) -> Known:
+def known_of(document: Document, loaded: CheckpointTuple, followed: bool | None) -> Known:
     """What to remember of a checkpoint that was loaded from this document."""
     known = _known(loaded.checkpoint.get("channel_versions", {}), document["values"])
-    return replace(known, place=_place(document))
+    return replace(known, place=_place(document), followed=followed)
 
 
 def exact_metadata(sealer: Sealer, document: Document) -> CheckpointMetadata:

@@ -117,6 +117,10 @@ def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Pla
     )
 
 
+Seeds = dict[str, Mapping[str, Any] | None]
+"""The entry of each channel that holds a value at an ancestor; None where it was not fetched with that one."""
+
+
 class _Contents(NamedTuple):
     writes: Sequence[Document]
     seeds: Mapping[str, Mapping[str, Any]]
@@ -128,22 +132,26 @@ def _contents(planner: Planner, address: Address, lineage: Lineage, channels: Se
     holders = {channel: lineage.path[end] for channel, end in lineage.ends.items()}
     # A caller that loaded it before it was compacted does not know of its values.
     holders.update((c, lineage.target) for c in channels if c not in lineage.channels)
-    seeds = {channel: node.values[channel] for channel, node in holders.items()}
-    embedded = {channel: holders[channel].checkpoint_id for channel, seed in seeds.items() if "blob" not in seed}
-    rows, others, blobs = yield from _fetched(planner, address, lineage, channels, seeds, embedded.values())
+    seeds: Seeds = {channel: node.values[channel] for channel, node in holders.items()}
+    unread = {
+        channel: holders[channel].checkpoint_id for channel, seed in seeds.items() if not seed or "blob" not in seed
+    }
+    rows, others, blobs = yield from _fetched(planner, address, lineage, channels, seeds, unread.values())
     found = {row["checkpoint_id"]: {entry["channel"]: entry for entry in row["values"]} for row in others}
     # Of ancestors that are deleted the newest goes first, and writes after their checkpoints.
     newest = {node.checkpoint_id for node in lineage.path[:1]}
     if not newest <= found.keys() | {row["checkpoint_id"] for row in rows}:
         return None
-    for channel, checkpoint_id in embedded.items():
+    for channel, checkpoint_id in unread.items():
         if channel not in found.get(checkpoint_id, ()):
             raise CorruptCheckpoint(
                 f"Thread {address.thread_id!r}: the value of channel {channel!r} was deleted with checkpoint "
                 f"{checkpoint_id} while its history was being read"
             )
         seeds[channel] = found[checkpoint_id][channel]
-    return _Contents(rows, seeds, blob_parts(blobs))
+    if late := set(part_keys(address.thread_id, (found[unread[channel]][channel] for channel in unread))):
+        blobs = [*blobs, *(yield pipelines.whole("blobs", [key._asdict() for key in sorted(late)]))]
+    return _Contents(rows, {channel: seed for channel, seed in seeds.items() if seed}, blob_parts(blobs))
 
 
 def _fetched(
@@ -151,17 +159,18 @@ def _fetched(
     address: Address,
     lineage: Lineage,
     channels: Sequence[str],
-    seeds: Mapping[str, Mapping[str, Any]],
+    seeds: Seeds,
     holders: Iterable[str],
 ) -> Plan[list[list[Document]]]:
     """The documents of the writes, of the checkpoints whose values are needed, and of the seeds' blobs."""
     newest = [node.checkpoint_id for node in lineage.path[:1]]
-    keys = sorted(set(part_keys(address.thread_id, seeds.values())))
+    keys = sorted(set(part_keys(address.thread_id, filter(None, seeds.values()))))
     writes = pipelines.writes_to(address, list(lineage.runs()), channels) if lineage.path else None
     values = pipelines.values_of(address, sorted({*holders, *newest}), list(seeds))
     blobs = pipelines.whole("blobs", [key._asdict() for key in keys]) if keys else None
-    # To unite many rows takes the server longer than a command more (3 ms for 1,000).
-    if seeds and (len(lineage.path) <= SEGMENT or lineage.fetches > 1):
+    # To unite many rows takes the server longer than a command more (3 ms for 1,000); a seed that is not known yet may
+    # take one for its blob.
+    if seeds and (len(lineage.path) <= SEGMENT or lineage.fetches > 1 or None in seeds.values()):
         return (yield from _replies(planner, writes, values, blobs))
     rows: list[Document] = (yield writes) if writes else []
     if not seeds and any(row["checkpoint_id"] in newest for row in rows):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address
-from langgraph_mongo_saver.codec import SEGMENT, Document
+from langgraph_mongo_saver.codec import SEGMENT, Document, channels_of
 from langgraph_mongo_saver.pipelines import Request
 
 # Segments that the first request hops over, and the later ones: 1,000 ancestors take one request, and a history that
@@ -35,14 +35,15 @@ class Node(NamedTuple):
     Attributes:
         checkpoint_id: its id.
         parent_id: its parent's id, if it has one.
-        values: the entry of each channel that holds a value here, without embedded data.
+        values: the entry of each channel that holds a value here, without embedded data; None where only the name was
+            fetched.
         segment: its segment, if it has one.
         compacted: whether values were given to it after it was stored, to stand for its ancestors' writes.
     """
 
     checkpoint_id: str
     parent_id: str | None
-    values: Mapping[str, Mapping[str, Any]]
+    values: Mapping[str, Mapping[str, Any] | None]
     segment: str | None = None
     compacted: bool = False
 
@@ -164,19 +165,23 @@ def by_segments(collection: str, channels: Sequence[str], place: tuple[str, int]
                 return [Node.of(document) for document in (*own, *found)]
         hops = _FIRST_HOPS if first else _LATER_HOPS
         rows: list[Document] = yield pipelines.lineage(address, collection, channels, hops)
-        if rows and "segment" not in rows[0]["own"]:
-            return (yield from by_scan(address.at(rows[0]["own"]["checkpoint_id"]), first))
-        return [Node.of(rows[0]["own"]), *_nodes(rows)] if rows else []
+        if not rows:
+            return []
+        own, *openers = rows[0]["known"]
+        columns = [(row["segment"], nodes) for row in rows for nodes in row["nodes"]]
+        names = {name for _, nodes in columns for name in nodes["populated"]}
+        if "segment" not in own or None in names:
+            return (yield from by_scan(address.at(own["checkpoint_id"]), first))
+        held = {name: dict.fromkeys(set(channels).intersection(channels_of(name))) for name in names}
+        nodes = [node for segment, each in columns for node in _nodes(segment, each, held)]
+        return [Node.of(own), *nodes, *map(Node.of, openers)]
 
     return fetch
 
 
-def _nodes(rows: Sequence[Document]) -> Iterator[Node]:
-    for row in rows:
-        segment = row["segment"]
-        for columns in row["nodes"]:
-            values = [{entry["channel"]: entry for entry in held} if held else {} for held in columns["values"]]
-            yield from map(Node._make, zip(columns["ids"], columns["parents"], values, repeat(segment), repeat(False)))
+def _nodes(segment: str, columns: Document, held: Mapping[str, Mapping[str, None]]) -> Iterator[Node]:
+    values = map(held.__getitem__, columns["populated"])
+    return map(Node._make, zip(columns["ids"], columns["parents"], values, repeat(segment), repeat(False)))
 
 
 def by_scan(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:

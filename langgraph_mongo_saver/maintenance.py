@@ -288,7 +288,9 @@ def _remove_unneeded(planner: Planner, thread_id: str, options: Options) -> Plan
 
 def _freed(thread: Thread, going: Places) -> Plan[set[PartKey]]:
     """The blobs that what goes refers to."""
-    freed = {key for ns, i in going for key in part_keys(thread.thread_id, thread.nodes[ns][i].values.values())}
+    freed = {
+        key for ns, i in going for key in part_keys(thread.thread_id, filter(None, thread.nodes[ns][i].values.values()))
+    }
     for write in (yield pipelines.writes_of_thread(thread.thread_id)):
         if _place(write) in going:
             freed.update(part_keys(thread.thread_id, write["writes"]))

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pymongo import ASCENDING, DESCENDING
 
 from langgraph_mongo_saver.address import Address
-from langgraph_mongo_saver.codec import Document
+from langgraph_mongo_saver.codec import Document, populated
 from langgraph_mongo_saver.metadata import filter_query
 
 T = TypeVar("T")
@@ -197,21 +197,16 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
         "from": collection,
         "startWith": "$segment",
         "connectFromField": "grew_from.segment",
-        "connectToField": "segment",
-        "restrictSearchWithMatch": {**namespace, "seq": 0},
+        "connectToField": "checkpoint_id",
+        "restrictSearchWithMatch": namespace,
         "maxDepth": hops,
         "as": "openers",
     }
-    light = {name: f"$$value.{name}" for name in ("channel", "type", "blob", "parts", "bytes")}
-    # Most checkpoints hold none of these; to find that out first saves a tenth of the whole.
-    none = {"$eq": [{"$setIntersection": [{"$literal": list(channels)}, "$values.channel"]}, []]}
-    held = {"$cond": [none, None, {"$map": {"input": _of_channels(channels), "as": "value", "in": light}}]}
-    own = {"checkpoint_id": "$checkpoint_id", "parent_checkpoint_id": "$parent_checkpoint_id", "segment": "$segment"}
-    # Columns: a thousand documents of three fields take the driver three times as long.
+    # Columns: a thousand documents of three fields take the driver three times as long. All are in the index.
     columns = {
         "ids": {"$push": "$checkpoint_id"},
         "parents": {"$push": {"$ifNull": ["$parent_checkpoint_id", None]}},
-        "values": {"$push": held},
+        "populated": {"$push": {"$ifNull": ["$populated", None]}},
     }
     # Also those that come after the last one on the way: to leave them out by their seq costs more (1 ms in 1,000).
     members = {
@@ -223,7 +218,13 @@ def lineage(address: Address, collection: str, channels: Sequence[str], hops: in
     }
     # To join by a field that is not there would join all documents that do not have it.
     segments = {"$concatArrays": [[{"$ifNull": ["$segment", False]}], "$openers.grew_from.segment"]}
-    shown = {"_id": 0, "segment": segments, "own": {**own, "compacted": "$compacted", "values": held}}
+    # Snapshots are at openers: what is needed to read one comes with it.
+    light = {name: f"$$value.{name}" for name in ("channel", "type", "blob", "parts", "bytes")}
+    held = {"$map": {"input": _of_channels(channels, "$$node.values"), "as": "value", "in": light}}
+    names = ("checkpoint_id", "parent_checkpoint_id", "segment", "compacted")
+    node = {**{name: f"$$node.{name}" for name in names}, "values": held}
+    known = {"input": {"$concatArrays": [["$$ROOT"], "$openers"]}, "as": "node", "in": node}
+    shown = {"_id": 0, "segment": segments, "known": {"$map": known}}
     stages = [{"$graphLookup": openers}, {"$project": shown}, {"$unwind": "$segment"}, {"$lookup": members}]
     return Request("checkpoints", "aggregate", ([*_at(address), *stages],), rows=True)
 
@@ -234,8 +235,8 @@ def _in(path: str, names: Sequence[str]) -> Document:
     return {"$in": [path, {"$literal": list(names)}]}
 
 
-def _of_channels(channels: Sequence[str]) -> Document:
-    return {"$filter": {"input": "$values", "as": "value", "cond": _in("$$value.channel", channels)}}
+def _of_channels(channels: Sequence[str], values: str = "$values") -> Document:
+    return {"$filter": {"input": values, "as": "value", "cond": _in("$$value.channel", channels)}}
 
 
 def begun(address: Address, place: tuple[str, int]) -> Request:
@@ -373,13 +374,7 @@ def merge_writes(document: Document) -> Request:
     merged = [
         {"$filter": {"input": "$writes", "as": "old", "cond": {"$not": replaced}}},
         {"$literal": special},
-        {
-            "$filter": {
-                "input": {"$literal": ordinary},
-                "as": "new",
-                "cond": {"$not": {"$in": ["$$new.idx", present]}},
-            }
-        },
+        {"$filter": {"input": {"$literal": ordinary}, "as": "new", "cond": {"$not": {"$in": ["$$new.idx", present]}}}},
     ]
     update: Document = {"writes": {"$concatArrays": merged}, "stored_at": document["stored_at"]}
     if "active_at" in document:  # never back, whoever comes late
@@ -467,9 +462,14 @@ def retire(address: Address, checkpoint_ids: Sequence[str], how: Retired) -> Req
 
 def add_values(address: Address, entries: Sequence[Document]) -> Request:
     """Let a checkpoint hold the values of some channels, if it holds none of theirs yet."""
-    query = {**address.key, "values.channel": {"$nin": [entry["channel"] for entry in entries]}}
-    update = {"$push": {"values": {"$each": list(entries)}}, "$set": {"compacted": True}}
-    return Request("checkpoints", "update_one", (query, update))
+    channels = [entry["channel"] for entry in entries]
+    change = {
+        "values": {"$concatArrays": ["$values", {"$literal": list(entries)}]},
+        "populated": {"$concat": ["$populated", {"$literal": populated(channels)}]},
+        "compacted": True,
+    }
+    query = {**address.key, "values.channel": {"$nin": channels}}
+    return Request("checkpoints", "update_one", (query, [{"$set": change}]))
 
 
 def ids_of_thread(part: Part, thread_id: str, limit: int = 0) -> Request:

@@ -107,7 +107,7 @@ class Planner:
             try:
                 parts = yield from self.blobs.fetch(_blob_keys([document], writes))
                 loaded = checkpoint_tuple(self.sealer, document, writes, parts)
-                self.recall.checkpoints.put(_address(document), known_of(document, loaded))
+                self._remember(document, loaded, latest=address.checkpoint_id is None)
                 self.blobs.saw(address.thread_id, document["values"])
                 return loaded
             except CorruptCheckpoint:
@@ -115,6 +115,13 @@ class Planner:
                 again, _ = yield from self._document(address)
                 if again is not None and again["_id"] == document["_id"]:
                     raise
+
+    def _remember(self, document: Document, loaded: CheckpointTuple, *, latest: bool) -> None:
+        before = self.recall.checkpoints.get(_address(document))
+        followed = before.followed if before else None
+        if followed is None and latest:
+            followed = False
+        self.recall.checkpoints.put(_address(document), known_of(document, loaded, followed))
 
     def _document(self, address: Address) -> Plan[tuple[Document | None, list[Document]]]:
         if self.settings.joins:
@@ -245,7 +252,11 @@ class Planner:
             rows = yield pipelines.known_of(parent_address)
             # Of another saver's document nothing is taken over, nor of one that has expired.
             there = bool(rows) and has_layout(rows[0]) and not self._expired(rows[0].get("active_at", self.clock()))
-            parent = known_with_values(self.sealer, rows[0]) if there else None
+            followed = parent.followed if parent else None
+            parent = replace(known_with_values(self.sealer, rows[0]), followed=followed) if there else None
+        if parent and parent.place and parent.followed is None:
+            rows = yield pipelines.latest(parent_address)
+            parent = replace(parent, followed=[row["checkpoint_id"] for row in rows] != [parent_address.checkpoint_id])
         new = draft.finish(parent)
         if gone := (yield from self.blobs.gone(new)):
             new = draft.restored(self.blobs.sealed_again(new.address, gone, values)).finish(parent)
@@ -260,13 +271,13 @@ class Planner:
             except WriteError as error:
                 raise without_documents(error) from None
             else:
+                if known := self.recall.checkpoints.get(parent_address):
+                    self.recall.checkpoints.put(parent_address, replace(known, followed=True))
                 self.recall.checkpoints.put(new.address, new.known)
                 return new.address.to_config()
             if (yield pipelines.replace_checkpoint(document)).matched_count:
                 self.recall.checkpoints.discard(new.address.__eq__)
                 return new.address.to_config()
-            # Not this checkpoint is there, but another child of its parent, in the place that it would have had.
-            new = new.placed(opens=True)
         raise last
 
     def put_writes(

@@ -278,7 +278,7 @@ def test_compactions_by_two_releases_of_a_graph_lose_nothing(
         beside = Beside(
             saver,
             lambda: other.compact_thread(older, at("1"), grace=NOW),
-            lambda request: request.method == "update_one" and "$push" in request.args[1],
+            lambda request: request.part == "checkpoints" and request.method == "update_one",
         )
         monkeypatch.setattr(saver, "_send", beside)
         saver.compact_thread(graph, at("1"), grace=NOW)

@@ -47,7 +47,9 @@ NODES = st.fixed_dictionaries(
         "tasks": st.lists(WRITES, max_size=2),
     }
 )
-EDITS = st.tuples(st.sampled_from(["unset", "ungrown", "again", "elsewhere", "gone", "linked"]), NUMBERS, NUMBERS)
+EDITS = st.tuples(
+    st.sampled_from(["unset", "ungrown", "unnamed", "again", "elsewhere", "gone", "linked"]), NUMBERS, NUMBERS
+)
 
 
 @dataclass
@@ -92,6 +94,8 @@ def edit(found: Stored[Any], saver: MongoDBSaver, nodes: Sequence[Node], thread_
         found.update_one(query, {"$unset": {"segment": 1, "seq": 1, "grew_from": 1}})
     elif kind == "ungrown":
         found.update_one(query, {"$unset": {"grew_from": 1}})
+    elif kind == "unnamed":
+        found.update_one(query, {"$unset": {"populated": 1}})
     elif kind == "again":
         node.store(saver, thread_id)
     elif kind == "elsewhere":

@@ -20,6 +20,7 @@ from langgraph_mongo_saver.codec import (
     CheckpointDraft,
     Known,
     NewCheckpoint,
+    channels_of,
     check_layout,
     checkpoint_draft,
     checkpoint_tuple,
@@ -67,7 +68,7 @@ class Store:
     def get(self, checkpoint_id: str) -> tuple[Any, Known]:
         document = self.documents[checkpoint_id]
         loaded = checkpoint_tuple(SEALER, document, [], self.parts)
-        return loaded, known_of(document, loaded)
+        return loaded, known_of(document, loaded, False)
 
 
 # --- round trips ---------------------------------------------------------------------------------------------------
@@ -128,6 +129,20 @@ def test_a_draft_no_longer_changes() -> None:
     loaded, _ = store.get("2")
     assert (loaded.checkpoint["channel_values"], loaded.metadata) == ({"k": b"before"}, {"tags": ["t"]})
     assert store.documents["2"]["metadata"] == {"tags": ["t"]}
+
+
+def test_a_document_names_the_channels_that_hold_a_value_in_one_string() -> None:
+    """The index of the lineage has it."""
+    names = ["a", "b.$x", 'quoted "\n\u2028\x85', ""]
+    document = draft_of(dict.fromkeys(names, 1)).finish(None).document
+    assert channels_of(document["populated"]) == names
+    assert channels_of(draft_of({}).finish(None).document["populated"]) == []
+
+
+def test_very_many_names_are_not_put_into_an_index() -> None:
+    document = draft_of({f"channel {n:03}": n for n in range(80)}).finish(None).document
+    assert "populated" not in document
+    assert len(document["values"]) == 80
 
 
 # --- parents -------------------------------------------------------------------------------------------------------

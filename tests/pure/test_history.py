@@ -189,9 +189,9 @@ def test_a_segment_that_has_just_begun_is_read_alone() -> None:
 
 def test_a_history_that_goes_on_before_its_segment_hops_from_there() -> None:
     rest = {
-        "own": placed("2", "1", "1"),
+        "known": [placed("2", "1", "1"), placed("1", None, "1")],
         "segment": "1",
-        "nodes": [{"ids": ["1"], "parents": [None], "values": [None]}],
+        "nodes": [{"ids": ["1"], "parents": [None], "populated": [""]}],
     }
     run = history([[placed("3", "2", "3")], [rest], [], [THERE]], remembering("3", ("3", 0)))
     assert run.calls == [BEGUN, LINEAGE, WRITES, VALUES]
@@ -228,7 +228,7 @@ def test_what_is_too_heavy_to_hop_over_is_scanned_this_time() -> None:
 
 def test_a_server_that_cannot_hop_on_is_scanned_from_the_start() -> None:
     """Where the first request was answered, and a later one is not."""
-    rows = [{"own": {**light("3", "2"), "segment": "3"}, "segment": "3", "nodes": []}]
+    rows = [{"known": [placed("3", "2", "3")], "segment": "3", "nodes": []}]
     run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], [], [THERE]], planner())
     assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES, VALUES]
     assert run.result == {"log": {"writes": []}}

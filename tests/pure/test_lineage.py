@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from langgraph_mongo_saver import lineage
 from langgraph_mongo_saver.address import Address
-from langgraph_mongo_saver.codec import SEGMENT
+from langgraph_mongo_saver.codec import SEGMENT, populated
 from langgraph_mongo_saver.lineage import Fetch, Lineage, Node, by_scan, by_segments, walk
 from langgraph_mongo_saver.pipelines import Request
 from tests.pure.driving import drive
@@ -168,20 +168,52 @@ def test_full_segments_are_one_run_with_what_follows_them() -> None:
 
 
 def columns(*documents: dict[str, Any]) -> dict[str, Any]:
-    names = {"ids": "checkpoint_id", "parents": "parent_checkpoint_id", "values": "values"}
-    return {column: [each[name] for each in documents] for column, name in names.items()}
+    names = {"ids": "checkpoint_id", "parents": "parent_checkpoint_id"}
+    found = {column: [each[name] for each in documents] for column, name in names.items()}
+    return {**found, "populated": [populated(value["channel"] for value in each["values"]) for each in documents]}
+
+
+def named(each: dict[str, Any], *channels: str) -> Node:
+    """A node of which only the names of the channels were fetched."""
+    return Node.of(each)._replace(values=dict.fromkeys(channels))
 
 
 def test_rows_of_segments_are_the_checkpoint_and_all_their_nodes() -> None:
-    own, fetch = document("4", "3", segment="3"), by_segments("c", ["d"])
-    before = [document("3", "2", "d", segment="3"), document("1", segment="1"), document("2", "1", segment="1")]
+    own, fetch = document("4", "3", segment="3"), by_segments("c", ["d", "e"])
+    a, b, c = (document("3", "2", "d", "f", segment="3"), document("1", segment="1"), document("2", "1", segment="1"))
+    known = [own, a, document("1", None, "e", segment="1")]
     rows = [
-        {"own": own, "segment": "3", "nodes": [columns(before[0])]},
-        {"own": own, "segment": "1", "nodes": [columns(*before[1:])]},
+        {"known": known, "segment": "3", "nodes": [columns(a)]},
+        {"known": known, "segment": "1", "nodes": [columns(b, c)]},
     ]
-    assert drive(fetch(Address("1", "", "4"), True), rows).result == [Node.of(each) for each in (own, *before)]
-    assert drive(fetch(Address("1", "", "4"), True), [{**rows[0], "nodes": []}]).result == [Node.of(own)]
+    expected = [Node.of(own), named(a, "d"), named(b), named(c), *map(Node.of, known[1:])]
+    assert drive(fetch(Address("1", "", "4"), True), rows).result == expected
+    rows = [{"known": [own], "segment": "3", "nodes": []}]
+    assert drive(fetch(Address("1", "", "4"), True), rows).result == [Node.of(own)]
     assert drive(fetch(Address("1", "", "4"), True), []).result == []
+
+
+def test_what_a_segment_begins_with_tells_more_than_the_names() -> None:
+    """The entry of a snapshot comes with it, so that it can be read at once."""
+    own, opener = document("2", "1", segment="1"), document("1", None, "d", segment="1")
+    rows = [{"known": [own, opener], "segment": "1", "nodes": [columns(opener, own)]}]
+    found = drive(walk(Address("1", "", "2"), ["d"], by_segments("c", ["d"])), rows).result
+    assert found.path == [Node.of(opener)]
+    assert found.path[0].values["d"] is not None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_segment_that_does_not_name_its_channels_is_scanned(first: bool) -> None:
+    """Where the names are many, or a release that did not know of them has stored it."""
+    own, unnamed = (
+        document("3", "2", segment="1"),
+        {**columns(document("1"), document("2", "1")), "populated": ["", None]},
+    )
+    scanned = [own, document("2", "1", "d"), document("1")]
+    rows = [{"known": [own], "segment": "1", "nodes": [unnamed]}]
+    run = drive(by_segments("c", ["d"])(Address("1", "", "3"), first), rows, scanned)
+    assert run.calls == ["checkpoints.aggregate", "checkpoints.find"]
+    assert run.result == [Node.of(each) for each in scanned]
 
 
 def test_the_first_request_hops_less_far_than_the_later_ones() -> None:
@@ -199,7 +231,11 @@ def test_a_checkpoint_without_a_segment_is_scanned_for(first: bool) -> None:
     """The one that was found, also where the latest was asked for and a later one has come since."""
     address = Address("1", "", None if first else "4")
     scanned = [document("4", "3"), document("3")]
-    run = drive(by_segments("c", ["d"])(address, first), [{"own": document("4", "3"), "nodes": []}], scanned)
+    run = drive(
+        by_segments("c", ["d"])(address, first),
+        [{"known": [document("4", "3")], "segment": False, "nodes": []}],
+        scanned,
+    )
     assert run.calls == ["checkpoints.aggregate", "checkpoints.find"]
     assert run.requests[1].args[0]["checkpoint_id"] == {"$lte": "4"}
     assert run.result == [Node.of(each) for each in scanned]

@@ -164,6 +164,42 @@ def test_a_parent_of_another_layout_hands_nothing_on() -> None:
     assert drive(plan, [official], {}, {}).calls == ["checkpoints.find", "blobs.insert_many", PUT]
 
 
+def opened(run: Any) -> tuple[Any, ...]:
+    """Where the checkpoint of a put went: its segment, its number in there, and what it grew from."""
+    document = run.requests[-1].args[0]
+    return document["segment"], document["seq"], document.get("grew_from", {}).get("segment")
+
+
+def loaded(plan: Planner, id: str, seq: int, latest: bool) -> None:
+    """Let it load a checkpoint of segment "0"."""
+    (document,) = saved({"a": 1}, (id,))
+    document |= {"segment": "0", "seq": seq}
+    drive(plan.get_tuple(config(checkpoint_id=None if latest else id)), [document])
+
+
+def test_who_goes_on_from_the_latest_checkpoint_stays_in_its_segment_and_forks_do_not() -> None:
+    plan = planner()
+    loaded(plan, "5", 4, latest=True)
+    runs = [drive(put(plan, {"a": 2}, id=id, parent=parent), {}) for id, parent in (("6", "5"), ("7", "6"), ("8", "5"))]
+    assert [run.calls for run in runs] == [[PUT]] * 3
+    assert [opened(run) for run in runs] == [("0", 5, None), ("0", 6, None), ("8", 0, "0")]
+
+
+@pytest.mark.parametrize(
+    ("latest", "place"), [("5", ("0", 5, None)), ("9", ("6", 0, "0")), (None, ("6", 0, "0"))], ids=str
+)
+def test_whether_a_checkpoint_that_was_named_has_a_child_is_looked_up(latest: str | None, place: Any) -> None:
+    plan = planner()
+    loaded(plan, "5", 4, latest=False)
+    run = drive(put(plan, {"a": 2}, id="6", parent="5"), [{"checkpoint_id": latest}] if latest else [], {})
+    assert (run.calls, opened(run)) == (["checkpoints.find", PUT], place)
+    assert drive(put(plan, {"a": 3}, id="7", parent="6"), {}).calls == [PUT]
+    # Once known it stays so, whoever loads it again.
+    loaded(plan, "5", 4, latest=True)
+    run = drive(put(plan, {"a": 2}, id="8", parent="5"), {})
+    assert (run.calls, opened(run)) == ([PUT], ("8", 0, "0"))
+
+
 # --- get_tuple -----------------------------------------------------------------------------------------------------
 
 
