@@ -159,14 +159,10 @@ def _chosen(planner: Planner, thread: Thread, options: Options) -> Plan[dict[str
 
 def _with_ancestors(planner: Planner, thread: Thread, chosen: Mapping[str, set[str]]) -> Plan[dict[str, set[str]]]:
     facts = yield from _facts(planner, thread, chosen)
-    kept: dict[str, set[str]] = {}
-    for ns, ids in chosen.items():
-        nodes = thread.nodes[ns]
-        known = {checkpoint_id: facts.get((ns, checkpoint_id), Facts()) for checkpoint_id in ids}
-        kept[ns] = with_ancestors(nodes, {i: fact.delta_channels for i, fact in known.items()})
-        parents = {nodes[i].parent_id for i, fact in known.items() if fact.needs_parent}
-        kept[ns] |= {parent for parent in parents if parent is not None and parent in nodes}
-    return kept
+    return {
+        ns: with_ancestors(thread.nodes[ns], {i: facts.get((ns, i), Facts()) for i in ids})
+        for ns, ids in chosen.items()
+    }
 
 
 def _delete_for_runs(planner: Planner, run_ids: Sequence[str], options: Options) -> Plan[Removed]:
@@ -214,25 +210,13 @@ def _facts(planner: Planner, thread: Thread, wanted: Mapping[str, Collection[str
 
 
 def _facts_of(planner: Planner, thread: Thread, ns: str, row: Document) -> Plan[Facts]:
-    metadata: Mapping[str, Any] = exact_metadata(planner.sealer, row)
     skeleton = skeleton_of(planner.sealer, row)
-    versions = skeleton.get("channel_versions", {})
     node = thread.nodes[ns][row["checkpoint_id"]]
-    counted = metadata.get("counters_since_delta_snapshot") or {}
-    # LangGraph.js counts nothing, but marks the threads of its DeltaChannel graphs.
-    marked = "delta_writes_versioned" in metadata
-    # A channel without a version was never written, and a walk for it would not end before the root.
-    candidates = [c for c in versions if marked or c in counted]
     needs_parent = False
     if skeleton.get("v", 4) < 4 and node.parent_id is not None:
         parent = Address(thread.thread_id, ns, node.parent_id)
         needs_parent = bool((yield pipelines.any_write(parent, TASKS)))
-    return Facts(
-        delta_channels=frozenset(candidates),
-        uses_delta=marked or bool(counted),
-        root=(metadata.get("parents") or {}).get(""),
-        needs_parent=needs_parent,
-    )
+    return Facts.of(skeleton, exact_metadata(planner.sealer, row), needs_parent=needs_parent)
 
 
 # --- removing ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Which checkpoints of a thread may go, and in what order: pure, and of use for any store.
 
+A prune for LangGraph's `InMemorySaver` is made of it in tests/pure/test_another_store.py.
+
 A `DeltaChannel`'s value lies in the writes of a checkpoint's ancestors, back to the nearest that holds a value;
 whatever stays must keep these ancestors.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from langgraph_mongo_saver.lineage import Node
 
@@ -31,6 +34,17 @@ class Facts:
     root: str | None = None
     needs_parent: bool = False
 
+    @classmethod
+    def of(cls, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], *, needs_parent: bool = False) -> Facts:
+        """Read them in a checkpoint and its metadata."""
+        counted = metadata.get("counters_since_delta_snapshot") or {}
+        # LangGraph.js counts nothing, but marks the threads of its DeltaChannel graphs.
+        marked = "delta_writes_versioned" in metadata
+        # A channel without a version was never written, and a walk for it would not end before the root.
+        channels = [c for c in checkpoint.get("channel_versions", {}) if marked or c in counted]
+        root = (metadata.get("parents") or {}).get("")
+        return cls(frozenset(channels), marked or bool(counted), root, needs_parent)
+
 
 @dataclass(frozen=True)
 class Removal:
@@ -52,17 +66,18 @@ def newest(nodes: Nodes, number: int) -> set[str]:
     return set(sorted(nodes, reverse=True)[:number])
 
 
-def with_ancestors(nodes: Nodes, needs: Mapping[str, Collection[str]]) -> set[str]:
-    """Some checkpoints, and the ancestors that their delta channels need.
+def with_ancestors(nodes: Nodes, chosen: Mapping[str, Facts]) -> set[str]:
+    """Some checkpoints, and the ancestors that they need: for their delta channels, or for their pending sends.
 
     Args:
         nodes: all checkpoints of the namespace.
-        needs: those that stay for their own sake, each with its delta channels.
+        chosen: what is known of those that stay for their own sake.
     """
-    kept = set(needs)
+    parents = {nodes[i].parent_id for i, facts in chosen.items() if facts.needs_parent}
+    kept = {*chosen, *(parent for parent in parents if parent is not None and parent in nodes)}
     walked: set[tuple[str, str]] = set()
-    for checkpoint_id, channels in needs.items():
-        for channel in channels:
+    for checkpoint_id, facts in chosen.items():
+        for channel in facts.delta_channels:
             node = nodes[checkpoint_id]
             while (node.checkpoint_id, channel) not in walked and channel not in node.values:
                 walked.add((node.checkpoint_id, channel))

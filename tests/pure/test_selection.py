@@ -68,24 +68,29 @@ def test_the_newest_have_the_greatest_ids(forest: Forest, number: int) -> None:
     assert all(other < each for each in found for other in forest.keys() - found)
 
 
-NEEDS = st.dictionaries(NUMBERS, st.sets(st.sampled_from(CHANNELS)), max_size=5)
+NEEDS = st.dictionaries(
+    NUMBERS,
+    st.builds(Facts, delta_channels=st.frozensets(st.sampled_from(CHANNELS)), needs_parent=st.booleans()),
+    max_size=5,
+)
 
 
-def needed(forest: Forest, drawn: dict[int, set[str]]) -> dict[str, set[str]]:
+def needed(forest: Forest, drawn: dict[int, Facts]) -> dict[str, Facts]:
     names = sorted(forest)
-    return {names[pick % len(names)]: channels for pick, channels in drawn.items()}
+    return {names[pick % len(names)]: facts for pick, facts in drawn.items()}
 
 
 @given(forests(cycles=True), NEEDS)
-def test_what_each_chosen_one_needs_stays_and_nothing_else(forest: Forest, drawn: dict[int, set[str]]) -> None:
+def test_what_each_chosen_one_needs_stays_and_nothing_else(forest: Forest, drawn: dict[int, Facts]) -> None:
     needs = needed(forest, drawn)
-    before = {id_ for each, channels in needs.items() for channel in channels for id_ in walked(forest, each, channel)}
-    assert with_ancestors(forest, needs) == needs.keys() | before
+    before = {id_ for each, facts in needs.items() for c in facts.delta_channels for id_ in walked(forest, each, c)}
+    parents = {forest[each].parent_id for each, facts in needs.items() if facts.needs_parent} & forest.keys()
+    assert with_ancestors(forest, needs) == needs.keys() | before | parents
 
 
 @given(forests(), st.sets(NUMBERS, max_size=5), st.sampled_from(CHANNELS))
 def test_all_that_stays_for_one_channel_keeps_its_value(forest: Forest, picks: set[int], channel: str) -> None:
-    kept = with_ancestors(forest, {key: [channel] for key in some(forest, picks)})
+    kept = with_ancestors(forest, {key: Facts(frozenset([channel])) for key in some(forest, picks)})
     assert all(walked(forest, each, channel) <= kept for each in kept)
 
 
@@ -155,7 +160,7 @@ def dangling(parents: Mapping[str, str | None]) -> set[str]:
 
 
 @given(forests(), NEEDS)
-def test_wherever_a_removal_is_cut_short_no_parent_is_missing(forest: Forest, drawn: dict[int, set[str]]) -> None:
+def test_wherever_a_removal_is_cut_short_no_parent_is_missing(forest: Forest, drawn: dict[int, Facts]) -> None:
     kept = with_ancestors(forest, needed(forest, drawn))
     found = removal(forest, kept)
     left = {id_: each.parent_id for id_, each in forest.items()}
