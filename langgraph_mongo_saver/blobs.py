@@ -43,7 +43,7 @@ class BlobPlans:
 
     def store(self, blobs: Sequence[Blob], active_at: datetime | None) -> Plan[None]:
         """Store blobs, all that are not there yet."""
-        new = [blob for blob in blobs if not self.recall.stored.get((blob.thread_id, blob.digest))]
+        new = [blob for blob in blobs if not self.recall.seen.get((blob.thread_id, blob.digest))]
         there = [key._asdict() for blob in blobs if blob not in new for key in blob.keys]
         if there and (yield self.hold(there, active_at)).matched_count < len(there):
             new = list(blobs)  # somebody has deleted them
@@ -56,8 +56,6 @@ class BlobPlans:
                     raise without_documents(error) from None
                 failed = (error.details or {})["writeErrors"]
                 yield self.hold([documents[entry["index"]]["_id"] for entry in failed], active_at)
-        for blob in new:
-            self.recall.stored.put((blob.thread_id, blob.digest), True)
         for blob in blobs:
             self.recall.seen.put((blob.thread_id, blob.digest), self.clock())
 

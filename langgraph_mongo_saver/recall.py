@@ -61,8 +61,8 @@ class Recall:
         checkpoints: what is known of the checkpoints seen last, for those that follow them.
         active: the activity noted last of a thread, where threads expire.
         scans: whether the server has turned out to lack ``$graphLookup``.
-        stored: blobs stored last, by thread and digest: what a task writes is often the next checkpoint's value.
-        seen: when a blob was last known to be there, by thread and digest.
+        seen: when a blob was last known to be there, by thread and digest: what a task writes is often the next
+            checkpoint's value.
         missing: parents that are not stored, and of which a warning has told.
     """
 
@@ -79,7 +79,6 @@ class Recall:
         self.set_up = False
         self.checkpoints: Recent[Address, Known] = Recent(2048)
         self.active: Recent[str, datetime] = Recent(4096)
-        self.stored: Recent[tuple[str, str], bool] = Recent(4096)
         self.seen: Recent[tuple[str, str], datetime] = Recent(4096)
         self.scans = False
         self.missing: Recent[Address, bool] = Recent(1024)
@@ -88,7 +87,6 @@ class Recall:
         """Forget all that was a thread's."""
         self.checkpoints.discard(lambda address: address.thread_id == thread_id)
         self.active.discard(lambda active: active == thread_id)
-        self.stored.discard(lambda blob: blob[0] == thread_id)
         self.seen.discard(lambda blob: blob[0] == thread_id)
 
     @classmethod

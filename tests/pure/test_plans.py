@@ -122,6 +122,14 @@ def test_blobs_that_are_there_already_are_held() -> None:
     assert update == {"$max": {"held_until": NOW + HOLD}}
 
 
+def test_blobs_of_a_checkpoint_that_was_loaded_are_held_without_a_try_to_store_them() -> None:
+    subject = planner()
+    (document,), blobs = saved(LARGE), blobs_of(LARGE)
+    drive(subject.get_tuple(config()), [document], blobs)
+    run = drive(put(subject, LARGE, id="2", parent="1"), Reply(len(blobs)), {})
+    assert run.calls == ["blobs.update_many", PUT]
+
+
 @pytest.mark.parametrize("error", [_bulk(8000), _bulk(11000, 8000), _bulk(), BulkWriteError({}), REFUSED])
 def test_blobs_that_are_refused_stop_the_put_and_the_error_does_not_hold_the_state(error: Any) -> None:
     with pytest.raises(OperationFailure) as caught:
