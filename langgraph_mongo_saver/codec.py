@@ -59,7 +59,7 @@ class Known:
         versions: the version of every channel.
         values: the packed value of every channel that holds one; None where it is embedded and not remembered.
         place: its segment and its number in there; None where it has none.
-        followed: whether it has a child; None where nobody knows.
+        followed: whether the next place in its segment is taken, by a child of it; None where nobody knows.
     """
 
     versions: Mapping[str, Any]
@@ -130,6 +130,15 @@ class CheckpointDraft:
             return True
         return any(parent.value(c, self.versions[c]) == (True, None) for c in self.carried)
 
+    def asks_place(self, parent: Known) -> tuple[str, int] | None:
+        """The place in its parent's segment of which has to be asked whether another checkpoint has it."""
+        if parent.place is None or parent.followed is not None or self._opens(parent.place):
+            return None
+        return parent.place[0], parent.place[1] + 1
+
+    def _opens(self, place: tuple[str, int]) -> bool:
+        return self.snapshot or place[1] + 1 >= SEGMENT
+
     def restored(self, sealed: Mapping[str, tuple[str, bytes]]) -> CheckpointDraft:
         """The same draft with values of its own for channels whose value the parent no longer has."""
         return replace(
@@ -169,7 +178,7 @@ class CheckpointDraft:
             return own
         segment, seq = parent.place
         # A fork begins one, lest its ancestors' segment grows with every branch.
-        if self.snapshot or parent.followed or seq + 1 >= SEGMENT:
+        if parent.followed or self._opens(parent.place):
             return {**own, "grew_from": {"segment": segment, "seq": seq}}
         return {"segment": segment, "seq": seq + 1}
 

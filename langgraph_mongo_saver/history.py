@@ -18,7 +18,7 @@ from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address, read_address
 from langgraph_mongo_saver.codec import SEGMENT, Document, in_order, opened
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
-from langgraph_mongo_saver.lineage import Lineage, by_scan, by_segments, walk
+from langgraph_mongo_saver.lineage import BEGUN, Lineage, by_scan, by_segments, from_own, walk
 from langgraph_mongo_saver.pipelines import Plan, Request
 from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.values import BlobParts, Packed, blob_parts, part_keys, unpack
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 # "$graphLookup reached maximum memory consumption": 25 segments that begin with documents of 4 MB.
 _TOO_HEAVY = 40099
 
-# Somebody compacts a thread while its history is read: then it is read again, and ends at the compacted checkpoint.
+# Somebody compacts or deletes a thread while its history is read: then it is read again, and ends at the compacted
+# checkpoint, or is no longer there.
 _ATTEMPTS = 3
 
 # What servers say that lack $graphLookup, $lookup with a pipeline or $unionWith: unrecognized stage, not supported, not
@@ -58,22 +59,36 @@ def _names(channels: Sequence[str]) -> list[str]:
 
 
 def _keepset(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[set[str]]:
-    lineage = yield from ancestors(planner, address, channels, from_target=True)
+    known = planner.recall.checkpoints.get(address)
+    place = known.place if known else None
+    lineage = yield from ancestors(planner, address, channels, from_target=True, place=place)
     if lineage is None:
         return set()
     return {lineage.target.checkpoint_id, *(node.checkpoint_id for node in lineage.path)}
 
 
 def ancestors(
-    planner: Planner, address: Address, channels: Sequence[str], *, from_target: bool = False
+    planner: Planner,
+    address: Address,
+    channels: Sequence[str],
+    *,
+    from_target: bool = False,
+    place: tuple[str, int] | None = None,
 ) -> Plan[Lineage | None]:
-    """The plan that walks along a checkpoint's ancestors, in the way that the server can."""
+    """The plan that walks along a checkpoint's ancestors, in the way that the server can.
+
+    Args:
+        planner: the planner.
+        address: the checkpoint.
+        channels: as in `walk`.
+        from_target: as in `walk`.
+        place: as in `by_segments`.
+    """
     if not planner.settings.joins or planner.recall.scans:
         found = yield from walk(address, channels, by_scan, from_target=from_target)
     else:
         try:
-            known = planner.recall.checkpoints.get(address)
-            fetch = by_segments(planner.settings.checkpoints, channels, known.place if known else None)
+            fetch = by_segments(planner.settings.checkpoints, channels, place)
             found = yield from walk(address, channels, fetch, from_target=from_target)
         except OperationFailure as error:
             if error.code != _TOO_HEAVY:
@@ -104,17 +119,42 @@ def _warn_once(planner: Planner, missing: Address) -> None:
 def _history(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[Mapping[str, DeltaChannelHistory]]:
     if not channels:
         return {}
-    for _ in range(_ATTEMPTS):
-        lineage = yield from ancestors(planner, address, channels)
+    for attempt in range(_ATTEMPTS):
+        near = yield from _near(planner, address, channels)
+        lineage, writes = near or ((yield from ancestors(planner, address, channels)), None)
         if lineage is None or (not lineage.path and len(lineage.channels) == len(channels)):
             return {channel: {"writes": []} for channel in channels}
-        contents = yield from _contents(planner, address, lineage, channels)
-        if contents is not None:
-            return (yield from _read(planner, address, lineage, channels, contents))
+        try:
+            contents = yield from _contents(planner, address, lineage, channels, writes)
+            if contents is not None:
+                return (yield from _read(planner, address, lineage, channels, contents))
+        except CorruptCheckpoint:
+            if attempt == _ATTEMPTS - 1:
+                raise
     raise CorruptCheckpoint(
         f"Thread {address.thread_id!r}: the ancestors of a checkpoint were deleted {_ATTEMPTS} times while its history "
         "was being read"
     )
+
+
+def _near(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[tuple[Lineage, list[Document]] | None]:
+    """The ancestors within a segment that has just begun, and the writes on them; None if the history goes further.
+
+    The writes are read before the ancestors, so that those which are still there then had all theirs.
+    """
+    known = planner.recall.checkpoints.get(address)
+    place = known.place if known else None
+    if place is None or place[1] >= BEGUN or planner.recall.scans or not planner.settings.joins:
+        return None
+    first, last = place[0], str(address.checkpoint_id)
+    writes = pipelines.writes_to(address, [[first, last]], channels)
+    rows, documents = yield from _replies(planner, writes, pipelines.begun(address, place))
+    nodes = from_own(address, documents)
+    if not nodes:
+        return None
+    lineage = Lineage.begin(nodes[0], channels)
+    whole = lineage.advance(nodes) is None and all(first <= node.checkpoint_id < last for node in lineage.path)
+    return (lineage, rows) if whole else None
 
 
 Seeds = dict[str, Mapping[str, Any] | None]
@@ -127,8 +167,18 @@ class _Contents(NamedTuple):
     parts: BlobParts
 
 
-def _contents(planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str]) -> Plan[_Contents | None]:
-    """What the history is made of; None if its ancestors have gone meanwhile."""
+def _contents(
+    planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str], writes: list[Document] | None
+) -> Plan[_Contents | None]:
+    """What the history is made of; None if its ancestors have changed meanwhile.
+
+    Args:
+        planner: the planner.
+        address: the checkpoint.
+        lineage: its ancestors.
+        channels: the channels.
+        writes: what was read of the writes before the ancestors were; None if nothing.
+    """
     holders = {channel: lineage.path[end] for channel, end in lineage.ends.items()}
     # A caller that loaded it before it was compacted does not know of its values.
     holders.update((c, lineage.target) for c in channels if c not in lineage.channels)
@@ -136,22 +186,26 @@ def _contents(planner: Planner, address: Address, lineage: Lineage, channels: Se
     unread = {
         channel: holders[channel].checkpoint_id for channel, seed in seeds.items() if not seed or "blob" not in seed
     }
-    rows, others, blobs = yield from _fetched(planner, address, lineage, channels, seeds, unread.values())
-    found = {row["checkpoint_id"]: {entry["channel"]: entry for entry in row["values"]} for row in others}
-    # Of ancestors that are deleted the newest goes first, and writes after their checkpoints.
-    newest = {node.checkpoint_id for node in lineage.path[:1]}
-    if not newest <= found.keys() | {row["checkpoint_id"] for row in rows}:
-        return None
+    keys = sorted(set(part_keys(address.thread_id, filter(None, seeds.values()))))
+    values = pipelines.values_of(address, sorted(set(unread.values())), list(seeds)) if unread else None
+    blobs = pipelines.whole("blobs", [key._asdict() for key in keys]) if keys else None
+    if writes is not None:
+        others, found = yield from _replies(planner, values, blobs)
+    else:
+        writes, others, found, marks = yield from _fetched(planner, address, lineage, channels, seeds, values, blobs)
+        if _changed(lineage, marks):
+            return None
+    held = {row["checkpoint_id"]: {entry["channel"]: entry for entry in row["values"]} for row in others}
     for channel, checkpoint_id in unread.items():
-        if channel not in found.get(checkpoint_id, ()):
+        if channel not in held.get(checkpoint_id, ()):
             raise CorruptCheckpoint(
                 f"Thread {address.thread_id!r}: the value of channel {channel!r} was deleted with checkpoint "
                 f"{checkpoint_id} while its history was being read"
             )
-        seeds[channel] = found[checkpoint_id][channel]
-    if late := set(part_keys(address.thread_id, (found[unread[channel]][channel] for channel in unread))):
-        blobs = [*blobs, *(yield pipelines.whole("blobs", [key._asdict() for key in sorted(late)]))]
-    return _Contents(rows, {channel: seed for channel, seed in seeds.items() if seed}, blob_parts(blobs))
+        seeds[channel] = held[checkpoint_id][channel]
+    if late := set(part_keys(address.thread_id, (held[unread[channel]][channel] for channel in unread))):
+        found = [*found, *(yield pipelines.whole("blobs", [key._asdict() for key in sorted(late)]))]
+    return _Contents(writes, {channel: seed for channel, seed in seeds.items() if seed}, blob_parts(found))
 
 
 def _fetched(
@@ -160,22 +214,36 @@ def _fetched(
     lineage: Lineage,
     channels: Sequence[str],
     seeds: Seeds,
-    holders: Iterable[str],
+    values: Request | None,
+    blobs: Request | None,
 ) -> Plan[list[list[Document]]]:
-    """The documents of the writes, of the checkpoints whose values are needed, and of the seeds' blobs."""
-    newest = [node.checkpoint_id for node in lineage.path[:1]]
-    keys = sorted(set(part_keys(address.thread_id, filter(None, seeds.values()))))
+    """The documents of the writes, the values and the blobs, and then what tells whether they belong together."""
     writes = pipelines.writes_to(address, list(lineage.runs()), channels) if lineage.path else None
-    values = pipelines.values_of(address, sorted({*holders, *newest}), list(seeds))
-    blobs = pipelines.whole("blobs", [key._asdict() for key in keys]) if keys else None
+    marks = pipelines.marks(address.at(lineage.target.checkpoint_id))
     # To unite many rows takes the server longer than a command more (3 ms for 1,000); a seed that is not known yet may
     # take one for its blob.
-    if seeds and (len(lineage.path) <= SEGMENT or lineage.fetches > 1 or None in seeds.values()):
-        return (yield from _replies(planner, writes, values, blobs))
+    if len(lineage.path) <= SEGMENT or lineage.fetches > 1 or None in seeds.values():
+        return (yield from _replies(planner, writes, values, blobs, marks))
     rows: list[Document] = (yield writes) if writes else []
-    if not seeds and any(row["checkpoint_id"] in newest for row in rows):
-        return [rows, [], []]
-    return [rows, *(yield from _replies(planner, values, blobs))]
+    return [rows, *(yield from _replies(planner, values, blobs, marks))]
+
+
+def _changed(lineage: Lineage, marks: Sequence[Document]) -> bool:
+    """Whether clean-up may have begun to delete the ancestors since the walk.
+
+    A checkpoint goes before its ancestors; those of one that stays go where one on the way was compacted.
+    """
+    rows = {row["checkpoint_id"]: row for row in marks}
+    target = rows.get(lineage.target.checkpoint_id)
+    if target is None or target.get("retired") == "going":
+        return True
+    compacted = {i: {e["channel"] for e in row["values"]} for i, row in rows.items() if row.get("compacted")}
+    ends = {channel: lineage.ends.get(channel, len(lineage.path)) for channel in lineage.channels}
+    return bool(compacted) and any(
+        compacted[node.checkpoint_id] & {channel for channel, end in ends.items() if end > number}
+        for number, node in enumerate((lineage.target, *lineage.path), -1)
+        if node.checkpoint_id in compacted
+    )
 
 
 def _read(

@@ -250,6 +250,12 @@ def begun(address: Address, place: tuple[str, int]) -> Request:
     return _find("checkpoints", query, projection=_NODE)
 
 
+def at_place(address: Address, place: tuple[str, int]) -> Request:
+    """The checkpoint of a namespace that is at a place, a segment and a number in there, if there is one."""
+    query = {**_of(address.at(None)), "segment": place[0], "seq": place[1]}
+    return _find("checkpoints", query, projection={"_id": 0, "seq": 1}, limit=1)
+
+
 def latest(address: Address) -> Request:
     """The id of the latest checkpoint of a namespace."""
     query = {**_of(address.at(None)), **_IN_USE}
@@ -281,18 +287,17 @@ def writes_of(addresses: Sequence[Address], *, gaps: bool = True) -> Request:
     return _find("writes", query, projection=_READ_OF_WRITES)
 
 
-def _between(checkpoint_ids: Sequence[str]) -> Document:
+def _between(ids: Sequence[str], but: str | None = None) -> Document:
     # Two conditions, as SecantusDB 0.7 gets both bounds in one wrong where the index descends.
-    return {
-        "$and": [{"checkpoint_id": {"$gte": min(checkpoint_ids)}}, {"checkpoint_id": {"$lte": max(checkpoint_ids)}}]
-    }
+    bounds = [{"$gte": min(ids)}, {"$lte": max(ids)}, *([{"$ne": but}] if but is not None else [])]
+    return {"$and": [{"checkpoint_id": bound} for bound in bounds]}
 
 
 def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequence[str]) -> Request:
     """The writes to some channels that were made in a namespace on runs of checkpoints.
 
     Args:
-        address: the thread and the namespace.
+        address: the thread and the namespace; if it has an id, not the writes of that checkpoint.
         runs: ids of checkpoints, those together that lie near each other: what is between them is read with them.
         channels: the channels; no other writes are sent.
     """
@@ -300,7 +305,7 @@ def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequenc
     if len(runs) > _MOST_RANGES:
         query = some(address, [checkpoint_id for ids in runs for checkpoint_id in ids])
     else:
-        ranges = [{**_of(address.at(None)), **_between(ids)} for ids in runs]
+        ranges = [{**_of(address.at(None)), **_between(ids, but=address.checkpoint_id)} for ids in runs]
         query = ranges[0] if len(ranges) == 1 else {"$or": ranges}
     names = ("checkpoint_id", "task_id", "task_path", "layout")
     return _find("writes", query, projection={"_id": 0, **dict.fromkeys(names, 1), "writes": chosen})
@@ -310,6 +315,13 @@ def values_of(address: Address, checkpoint_ids: Sequence[str], channels: Sequenc
     """The values of some channels that these checkpoints of a namespace hold."""
     projection = {"_id": 0, "checkpoint_id": 1, "values": _of_channels(channels)}
     return _find("checkpoints", some(address, checkpoint_ids), projection=projection)
+
+
+def marks(address: Address) -> Request:
+    """A checkpoint, and all of its namespace that were compacted, as what tells whether a lineage is still the same."""
+    compacted = {**_of(address.at(None)), "compacted": True}
+    names = ("checkpoint_id", "retired", "compacted", "values.channel")
+    return _find("checkpoints", {"$or": [address.key, compacted]}, projection={"_id": 0, **dict.fromkeys(names, 1)})
 
 
 def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Request:
@@ -450,9 +462,8 @@ def delete(part: Part, query: Document) -> Request:
 
 def cut_parents(address: Address, checkpoint_ids: Sequence[str]) -> Request:
     """Let some checkpoints have no parent any more."""
-    return Request(
-        "checkpoints", "update_many", (some(address, checkpoint_ids), {"$set": {"parent_checkpoint_id": None}})
-    )
+    change = {"$set": {"parent_checkpoint_id": None}}
+    return Request("checkpoints", "update_many", (some(address, checkpoint_ids), change))
 
 
 def retire(address: Address, checkpoint_ids: Sequence[str], how: Retired) -> Request:
@@ -518,12 +529,8 @@ def namespaces_of(thread_ids: Sequence[str]) -> Request:
         "checkpoints": {"$sum": 1},
         "head": {"$max": "$checkpoint_id"},
     }
-    return Request(
-        "checkpoints",
-        "aggregate",
-        ([{"$match": {"thread_id": {"$in": list(thread_ids)}, **_IN_USE}}, {"$group": group}],),
-        rows=True,
-    )
+    stages = [{"$match": {"thread_id": {"$in": list(thread_ids)}, **_IN_USE}}, {"$group": group}]
+    return Request("checkpoints", "aggregate", (stages,), rows=True)
 
 
 def sizes_of(part: Part, thread_ids: Sequence[str]) -> Request:

@@ -118,9 +118,8 @@ class Planner:
 
     def _remember(self, document: Document, loaded: CheckpointTuple, *, latest: bool) -> None:
         before = self.recall.checkpoints.get(_address(document))
-        followed = before.followed if before else None
-        if followed is None and latest:
-            followed = False
+        # One that was the latest once may have got a child from another process since.
+        followed = True if before and before.followed else False if latest else None
         self.recall.checkpoints.put(_address(document), known_of(document, loaded, followed))
 
     def _document(self, address: Address) -> Plan[tuple[Document | None, list[Document]]]:
@@ -254,9 +253,8 @@ class Planner:
             there = bool(rows) and has_layout(rows[0]) and not self._expired(rows[0].get("active_at", self.clock()))
             followed = parent.followed if parent else None
             parent = replace(known_with_values(self.sealer, rows[0]), followed=followed) if there else None
-        if parent and parent.place and parent.followed is None:
-            rows = yield pipelines.latest(parent_address)
-            parent = replace(parent, followed=[row["checkpoint_id"] for row in rows] != [parent_address.checkpoint_id])
+        if parent and (place := draft.asks_place(parent)):
+            parent = replace(parent, followed=bool((yield pipelines.at_place(parent_address, place))))
         new = draft.finish(parent)
         if gone := (yield from self.blobs.gone(new)):
             new = draft.restored(self.blobs.sealed_again(new.address, gone, values)).finish(parent)
@@ -278,6 +276,8 @@ class Planner:
             if (yield pipelines.replace_checkpoint(document)).matched_count:
                 self.recall.checkpoints.discard(new.address.__eq__)
                 return new.address.to_config()
+            # A unique index on places, which this release no longer makes, refuses a second child.
+            new = draft.finish(parent and replace(parent, followed=True))
         raise last
 
     def put_writes(

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import pytest
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from langgraph_mongo_saver import MongoDBSaver, Removed
+from langgraph_mongo_saver import MongoDBSaver, Removed, history
+from langgraph_mongo_saver.cleanup import Options
+from langgraph_mongo_saver.compaction import compact_thread
 from tests.graphs import Compile, Run
 from tests.servers import Server
 from tests.surfaces import OpenSurface, Surface
@@ -204,33 +207,93 @@ class Beside:
         return self._send(request)
 
 
-def is_begun(request: Any) -> bool:
-    """The first request of a history, after its checkpoint was loaded."""
-    return request.part == "checkpoints" and request.method == "find"
+def nth(number: int, *parts: str) -> Callable[[Any], bool]:
+    """Whether a request is so manieth of those to some collections."""
+    left = [number]
+
+    def reached(request: Any) -> bool:
+        left[0] -= request.part in parts
+        return left[0] == 0
+
+    return reached
 
 
-def is_writes(request: Any) -> bool:
-    return request.part == "writes" and request.method in ("find", "aggregate")
-
-
-@pytest.mark.parametrize("when", [is_begun, is_writes], ids=["before", "within"])
+@pytest.mark.parametrize("dialect", ["mongodb", "basic"])
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+@pytest.mark.parametrize("requests", range(1, 8))
 def test_a_state_that_is_read_beside_a_compaction_is_whole(
-    when: Callable[[Any], bool], server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+    requests: int, near: bool, dialect: Any, server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loaded before, and its history read after; or half of the history before, and half after."""
+    """Loaded before, and its history read after; or some of the history before, and the rest after."""
+    if not near:
+        monkeypatch.setattr(history, "BEGUN", 0)
     with MongoDBSaver.from_conn_string(server.uri, db_name) as other:
         theirs = loop()(other)
         theirs.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
         before = theirs.get_state(at("1")).values
         assert len(before["log"]) == 8
-        with MongoDBSaver.from_conn_string(server.uri, db_name) as saver:
+        with MongoDBSaver.from_conn_string(server.uri, db_name, dialect=dialect) as saver:
+            saver.setup()
+            when = nth(requests, "checkpoints", "writes", "blobs")
             beside = Beside(saver, lambda: other.compact_thread(theirs, at("1"), grace=NOW), when)
             monkeypatch.setattr(saver, "_send", beside)
             assert loop()(saver).get_state(at("1")).values == before
-            assert beside.done
+            assert beside.done or requests > 2
             after = [*before["log"], "more", 8, 9]
             assert loop()(saver).invoke({"to": 9, "log": ["more"]}, at("1", "more"))["log"] == after
         assert theirs.get_state(at("1")).values["log"] == after
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+@pytest.mark.parametrize("requests", range(1, 5))
+def test_the_history_of_what_goes_on_from_a_checkpoint_that_is_being_compacted_is_whole(
+    requests: int, near: bool, server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint itself and its parent stay, and what is before them goes while it is read."""
+    if not near:
+        monkeypatch.setattr(history, "BEGUN", 0)
+    with (
+        MongoDBSaver.from_conn_string(server.uri, db_name) as saver,
+        MongoDBSaver.from_conn_string(server.uri, db_name) as other,
+    ):
+        graph = loop()(other)
+        graph.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
+        compaction = compact_thread(other._planner, graph, at("1"), Options(NOW, False, None))
+        request = next(compaction)
+        while (request.part, request.method) != ("checkpoints", "update_one"):
+            request = compaction.send(other._perform(request))
+        head = other.get_tuple(at("1"))
+        assert head
+        child = {**head.checkpoint, "id": str(uuid6()), "channel_values": {}}
+        place = other.put(head.config, child, head.metadata, {})
+        expected = {c: extend_all(history) for c, history in read(saver, place).items()}
+        assert len(expected["log"]) == 8
+
+        def finish() -> None:
+            try:
+                reply = other._perform(request)
+                while True:
+                    reply = other._perform(compaction.send(reply))
+            except StopIteration:
+                pass
+
+        beside = Beside(saver, finish, nth(requests, "checkpoints", "writes", "blobs"))
+        monkeypatch.setattr(saver, "_send", beside)
+        assert {c: extend_all(history) for c, history in read(saver, place).items()} == expected
+        if not beside.done:
+            finish()
+        assert {c: extend_all(history) for c, history in read(saver, place).items()} == expected
+        assert len(list(other.list({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}))) == 1
+
+
+def read(saver: MongoDBSaver, place: Any) -> Any:
+    return saver.get_delta_channel_history(config=place, channels=CHANNELS[""])
+
+
+def extend_all(found: Any) -> list[Any]:
+    """What a history adds up to."""
+    seed = found.get("seed", [])
+    return extend(getattr(seed, "value", seed), [value for _, _, value in found["writes"]])
 
 
 async def test_what_cannot_be_compacted(open_saver: OpenSurface, mongo: Any, db_name: str) -> None:

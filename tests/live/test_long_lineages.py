@@ -113,7 +113,8 @@ def test_a_run_goes_through_segments_as_long_as_a_hop_takes(saver: MongoDBSaver,
         found = stored["checkpoints"].find_one({"checkpoint_id": name(number)})
         return found["segment"], found["seq"], found.get("grew_from")
 
-    # A fork has a segment of its own, whatever its maker knows: all, what it loads, nothing.
+    # A fork has a segment of its own, and what goes on from its end, not the latest by then, stays there; whatever the
+    # maker knows: all, what it loads, nothing.
     replaying, knowing_nothing = (MongoDBSaver(saver.client, stored.name) for _ in range(2))
     replaying.get_tuple(config("1", "", name(SEGMENT + 3)))
     for fork, maker in ((9_000, saver), (9_100, replaying), (9_200, knowing_nothing)):
@@ -121,10 +122,40 @@ def test_a_run_goes_through_segments_as_long_as_a_hop_takes(saver: MongoDBSaver,
         put(maker, fork + 1)
         assert place(fork) == (name(fork), 0, {"segment": name(SEGMENT), "seq": 3})
         assert place(fork + 1) == (name(fork), 1, None)
-    for maker in (replaying, knowing_nothing):
-        maker.get_tuple(config("1", "", name(9_201)))
-    put(replaying, 9_202)
-    assert place(9_202) == (name(9_200), 2, None)
+    for fork in (9_000, 9_100, 9_200):
+        maker = MongoDBSaver(saver.client, stored.name)
+        maker.get_tuple(config("1", "", name(fork + 1)))
+        put(maker, fork + 2)
+        assert place(fork + 2) == (name(fork), 2, None)
+
+
+def test_a_second_child_has_a_segment_of_its_own_where_an_index_of_a_database_wants_it_so(
+    saver: MongoDBSaver, stored: Database
+) -> None:
+    """Both processes found their parent as the latest. Here places are unique, as they were once."""
+    put(saver, 0)
+    keys = [(key, 1) for key in ("thread_id", "checkpoint_ns", "segment", "seq")]
+    stored["checkpoints"].create_index(keys, unique=True)
+    other = MongoDBSaver(saver.client, stored.name)
+    for each in (saver, other):
+        each.get_tuple(config("1"))
+    put(saver, 1, parent=0)
+    put(other, 2, parent=0)
+    found = {d["checkpoint_id"]: (d["segment"], d["seq"]) for d in stored["checkpoints"].find()}
+    assert found == {name(0): (name(0), 0), name(1): (name(0), 1), name(2): (name(2), 0)}
+
+
+@pytest.mark.needs_mongod
+def test_checkpoints_of_very_many_channels_are_scanned_past(
+    saver: MongoDBSaver, stored: Database, recorder: CommandRecorder
+) -> None:
+    grow(saver, stored, 1_001)
+    stored["checkpoints"].update_one({"checkpoint_id": name(500)}, {"$unset": {"populated": 1}})
+    with recorder.recording() as seen:
+        found = saver.get_delta_channel_history(config=config("1", "", name(1_000)), channels=["log"])["log"]
+    assert (len(found["writes"]), found["seed"]) == (2 * 999, _DeltaSnapshot(["seed"]))
+    # The lineage as far as there, 256 from there, the rest; and all that they hold.
+    assert seen.names == ["aggregate", "find", "aggregate", "aggregate"]
 
 
 # Where a segment begins, or within one, where its name alone comes with the lineage.
@@ -171,7 +202,7 @@ def test_the_history_since_a_snapshot_is_two_commands(
     with recorder.recording() as seen:
         found = fresh.get_delta_channel_history(config=config("1", "", name(19)), channels=["log"])["log"]
     assert found == {"seed": seed, "writes": [("t", "log", number) for number in range(2, 19)]}
-    assert seen.names == ["find", "aggregate"]
+    assert seen.names == ["aggregate", "find"]
 
 
 def test_only_what_was_asked_for_is_sent(saver: MongoDBSaver, stored: Database, replies: Replies) -> None:
@@ -182,14 +213,18 @@ def test_only_what_was_asked_for_is_sent(saver: MongoDBSaver, stored: Database, 
         saver.put_writes(config("1", "", name(number)), [("other", "x"), ("log", number), ("more", "x")], "t")
     put(saver, 99, parent=3)
     saver.put_writes(config("1", "", name(99)), [("log", "of a fork")], "t")
-    replies.found.clear()
-    found = saver.get_delta_channel_history(config=config("1", "", name(4)), channels=["log"])
-    assert found == {"log": {"seed": ["seed"], "writes": [("t", "log", 2), ("t", "log", 3)]}}
-    rows = replies.found["checkpoint_writes"]
-    assert [value["channel"] for row in rows for value in row.get("values", ())] == ["log"]
-    sent = [row for row in rows if "writes" in row]
-    assert [[write["channel"] for write in document["writes"]] for document in sent] == [["log"]] * 2
-    assert {document["checkpoint_id"] for document in sent} == {name(2), name(3)}
+    saver.put_writes(config("1", "", name(4)), [("log", "of the target")], "t")
+    # One who remembers where the segment begins reads from there, at once.
+    for reader, read in ((MongoDBSaver(saver.client, stored.name), (2, 3)), (saver, (0, 1, 2, 3))):
+        replies.found.clear()
+        found = reader.get_delta_channel_history(config=config("1", "", name(4)), channels=["log"])
+        assert found == {"log": {"seed": ["seed"], "writes": [("t", "log", 2), ("t", "log", 3)]}}
+        rows = [row for rows in replies.found.values() for row in rows]
+        values = [value for row in rows for value in row.get("values", ())]
+        assert [value["channel"] for value in values if "data" in value] == ["log"]
+        sent = [row for row in rows if "writes" in row]
+        assert {write["channel"] for document in sent for write in document["writes"]} == {"log"}
+        assert sorted(document["checkpoint_id"] for document in sent) == [name(number) for number in read]
 
 
 @pytest.mark.needs_mongod
@@ -200,9 +235,14 @@ def test_a_history_that_ends_nearby_leaves_the_rest_of_the_thread_alone(
     put(saver, 5_000, {"log": _DeltaSnapshot([])})
     put(saver, 5_001, {})
     replies.found.clear()
-    saver.get_delta_channel_history(config=config("1", "", name(5_001)), channels=["log"])
+    MongoDBSaver(saver.client, stored.name).get_delta_channel_history(
+        config=config("1", "", name(5_001)), channels=["log"]
+    )
     sent = sum(len(columns["ids"]) for row in replies.found["checkpoints"] for columns in row.get("nodes", ()))
     assert sent <= 5 * SEGMENT
+    replies.found.clear()
+    saver.get_delta_channel_history(config=config("1", "", name(5_001)), channels=["log"])
+    assert len(replies.found["checkpoint_writes"]) == 2  # both checkpoints of its segment
 
 
 @pytest.mark.needs_mongod

@@ -116,17 +116,15 @@ def pages() -> Iterator[tuple[str, pipelines.Request]]:
 
 def requests() -> Iterator[tuple[str, pipelines.Request]]:
     latest, one = Address("2", ""), Address("2", "", "050")
-    yield "latest", pipelines.checkpoint_with_writes(latest, "checkpoint_writes")
-    yield "one", pipelines.checkpoint_with_writes(one, "checkpoint_writes")
+    for address in (latest, one):
+        yield "one or latest", pipelines.checkpoint_with_writes(address, "checkpoint_writes")
+        yield "lineage", pipelines.lineage(address, "checkpoints", ["a"], 10)
     yield "latest alone", pipelines.checkpoint(latest)
-    yield "one alone", pipelines.checkpoint(one)
-    yield "known", pipelines.known_of(one)
+    yield from (("one alone", pipelines.checkpoint(one)), ("known", pipelines.known_of(one)))
     yield "writes", pipelines.writes_of([one, Address("2", "", "051")])
     yield "writes of many", pipelines.writes_of([one, Address("1", "", "051"), Address("1", "sub", "1")])
     yield "blobs", pipelines.whole("blobs", [{"thread_id": "2", "blob": "x", "part": 0}])
     yield from pages()
-    for address in (latest, one):
-        yield "lineage", pipelines.lineage(address, "checkpoints", ["a"], 10)
     yield from (("older", pipelines.older(one, 10)), ("latest id", pipelines.latest(latest)))
     some, keys = ["050", "051"], [{"thread_id": "2", "blob": "x", "part": 0}]
     yield "writes of a range", pipelines.writes_of([one, Address("2", "", "051"), Address("1", "", "1")], gaps=False)
@@ -135,7 +133,9 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "writes to many", pipelines.writes_to(one, [some] * 40, ["a"])
     seeds = [pipelines.values_of(one, some, ["a"]), pipelines.whole("blobs", keys)]
     yield "values", seeds[0]
-    yield "begun", pipelines.begun(one, ("000", 50))
+    for build in (pipelines.begun, pipelines.at_place):
+        yield build.__name__, build(one, ("000", 50))
+    yield "marks", pipelines.marks(one)
     yield "all of a history", pipelines.together([pipelines.writes_to(one, [some], ["a"]), *seeds], NAMES.__getitem__)
     yield "contents", pipelines.contents_of(one, some)
     yield "any write", pipelines.any_write(one, "a")

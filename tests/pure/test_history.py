@@ -24,8 +24,8 @@ from tests.pure.driving import Driven, drive, settings
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 NO_SUCH_STAGE = OperationFailure("Unrecognized pipeline stage name: '$graphLookup'", 40324)
 LINEAGE, SCAN = "checkpoints.aggregate", "checkpoints.find"
-WRITES, BLOBS, VALUES = "writes.find", "blobs.find", "checkpoints.find"
-BEGUN, TOGETHER = "checkpoints.find", "writes.aggregate"
+WRITES, BLOBS, VALUES, MARKS = "writes.find", "blobs.find", "checkpoints.find", "checkpoints.find"
+TOGETHER = "writes.aggregate"
 
 
 def planner(**options: Any) -> Planner:
@@ -61,30 +61,30 @@ def history(replies: list[Any], plan: Planner | None = None, *channels: str) -> 
     return drive(asked, *replies)
 
 
-# The newest of the ancestors, still there when their writes have been read.
-THERE: dict[str, Any] = {"checkpoint_id": "2", "values": []}
+# The checkpoint itself, still there when its ancestors' writes have been read.
+THERE: list[dict[str, Any]] = [{"checkpoint_id": "3"}]
 PATH = [light("3", "2"), light("2", "1", log=["seed"]), light("1")]
 
 
 def test_an_embedded_seed_is_fetched_with_its_checkpoint_alone() -> None:
     rows = [{"checkpoint_id": "2", "values": seeds("2", log=["seed"])}]
-    run = history([PATH, [written("2", "t", ("log", 1))], rows])
-    assert run.calls == [SCAN, WRITES, VALUES]
-    assert run.requests[-1].args[0]["checkpoint_id"] == {"$in": ["2"]}
+    run = history([PATH, [written("2", "t", ("log", 1))], rows, THERE])
+    assert run.calls == [SCAN, WRITES, VALUES, MARKS]
+    assert run.requests[2].args[0]["checkpoint_id"] == {"$in": ["2"]}
     assert run.result == {"log": {"writes": [("t", "log", 1)], "seed": ["seed"]}}
 
 
 def test_a_large_seed_is_fetched_by_its_name() -> None:
     seed = "x" * 300_001
     blobs = [each for r in put("2", log=seed).requests if r.part == "blobs" for each in r.args[0]]
-    run = history([[PATH[0], light("2", "1", log=seed)], [], [THERE], blobs])
-    assert run.calls == [SCAN, WRITES, VALUES, BLOBS]
+    run = history([[PATH[0], light("2", "1", log=seed)], [], blobs, THERE])
+    assert run.calls == [SCAN, WRITES, BLOBS, MARKS]
     assert run.result == {"log": {"writes": [], "seed": seed}}
 
 
 def test_without_a_seed_there_is_nothing_more_to_fetch() -> None:
-    run = history([[PATH[0], light("2", "1"), PATH[2]], [], [THERE]])
-    assert run.calls == [SCAN, WRITES, VALUES]
+    run = history([[PATH[0], light("2", "1"), PATH[2]], [], THERE])
+    assert run.calls == [SCAN, WRITES, MARKS]
     assert run.result == {"log": {"writes": []}}
 
 
@@ -102,41 +102,59 @@ def test_writes_come_by_checkpoint_and_then_by_task_in_whatever_order_they_are_f
         written("2", "z", ("log", "2z"), task_path="o"),
         written("1", "a", ("log", "1a"), task_path="r"),
     ]
-    run = history([[PATH[0], light("2", "1"), PATH[2]], found])
+    run = history([[PATH[0], light("2", "1"), PATH[2]], found, THERE])
     assert [value for _, _, value in run.result["log"]["writes"]] == ["1c0", "1c2", "1a", "2z", "2a", "2b"]
 
 
 def test_a_seed_that_is_deleted_meanwhile_is_not_left_out() -> None:
     with pytest.raises(CorruptCheckpoint, match="Thread '1': the value of channel 'log' was deleted with checkpoint 2"):
-        history([PATH, [], [THERE]])
+        history([PATH, [], [], THERE] * 3)
 
 
 def test_a_large_seed_that_is_deleted_meanwhile_is_not_left_out() -> None:
-    with pytest.raises(CorruptCheckpoint):
-        history([[PATH[0], light("2", "1", log="x" * 300_001)], [], [THERE], []])
+    with pytest.raises(CorruptCheckpoint, match="missing from the blobs"):
+        history([[PATH[0], light("2", "1", log="x" * 300_001)], [], [], THERE] * 3)
 
 
-def test_where_the_ancestors_go_meanwhile_the_history_is_read_again() -> None:
-    compacted = {**light("3", log=["all"]), "compacted": True}
-    values = {"checkpoint_id": "3", "values": seeds("3", log=["all"])}
-    run = history([PATH, [], [], [compacted], [values]])
-    assert run.calls == [SCAN, WRITES, VALUES, SCAN, VALUES]
+COMPACTED = {**light("3", log=["all"]), "compacted": True}
+OF_COMPACTED = {"checkpoint_id": "3", "values": seeds("3", log=["all"])}
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        [],
+        [{"checkpoint_id": "3", "retired": "going"}],
+        [{"checkpoint_id": "3", "compacted": True, "values": [{"channel": "log"}]}],
+        [*THERE, {"checkpoint_id": "2", "compacted": True, "values": [{"channel": "rare"}, {"channel": "log"}]}],
+    ],
+    ids=["gone", "going", "compacted", "an ancestor compacted"],
+)
+def test_where_the_ancestors_may_have_gone_meanwhile_the_history_is_read_again(marks: Any) -> None:
+    before = [PATH[0], light("2", "1"), PATH[2]]
+    run = history([before, [], marks, [COMPACTED], [OF_COMPACTED], [COMPACTED]])
+    assert run.calls == [SCAN, WRITES, MARKS, SCAN, VALUES, MARKS]
     assert run.result == {"log": {"writes": [], "seed": ["all"]}}
 
 
-def test_the_writes_of_the_newest_ancestor_tell_that_it_is_there() -> None:
-    run = history([[PATH[0], light("2", "1"), PATH[2]], [written("2", "t", ("other", 1))]])
-    assert run.calls == [SCAN, WRITES]
-    assert run.result == {"log": {"writes": []}}
+@pytest.mark.parametrize(
+    ("id", "channel"), [("2", "rare"), ("1", "log"), ("0", "log")], ids=["another channel", "the end", "elsewhere"]
+)
+def test_what_was_compacted_where_it_does_not_matter_is_not_minded(id: str, channel: str) -> None:
+    before = [PATH[0], light("2", "1"), light("1", "0", log=["seed"])]
+    marks = [*THERE, {"checkpoint_id": id, "compacted": True, "values": [{"channel": channel}]}]
+    run = history([before, [], [{"checkpoint_id": "1", "values": seeds("1", log=["seed"])}], marks])
+    assert run.result == {"log": {"writes": [], "seed": ["seed"]}}
 
 
 def test_what_goes_again_and_again_is_told() -> None:
     with pytest.raises(CorruptCheckpoint, match="deleted 3 times"):
-        history([PATH, [], []] * 3)
+        history([[PATH[0], light("2", "1"), PATH[2]], [], []] * 3)
 
 
 def test_a_value_that_a_checkpoint_was_stored_with_is_not_its_history() -> None:
-    run = history([[light("3", "2", log=["own"]), PATH[1]], [], [{**THERE, "values": seeds("2", log=["seed"])}]])
+    rows = [{"checkpoint_id": "2", "values": seeds("2", log=["seed"])}]
+    run = history([[light("3", "2", log=["own"]), PATH[1]], [], rows, THERE])
     assert run.result == {"log": {"writes": [], "seed": ["seed"]}}
 
 
@@ -150,58 +168,72 @@ def remembering(checkpoint_id: str, place: tuple[str, int]) -> Planner:
     return plan
 
 
-def test_where_servers_join_writes_and_seeds_are_one_command() -> None:
+def test_a_segment_that_has_just_begun_is_read_with_its_writes_and_then_the_seeds_together() -> None:
     large = "x" * 300_001
     blobs = [each for r in put("2", big=large).requests if r.part == "blobs" for each in r.args[0]]
-    own = placed("3", "2", "2")
-    nodes = [placed("2", "1", "2", log=["seed"], big=large), own]
-    values = {"checkpoint_id": "2", "values": seeds("2", log=["seed"])}
-    rows = [written("2", "t", ("log", 1), ("big", 2)), {**values, "of": 1}, *({**blob, "of": 2} for blob in blobs)]
-    run = history([nodes, rows], remembering("3", ("2", 1)), "log", "big")
-    assert run.calls == [BEGUN, TOGETHER]
-    assert [stage["$unionWith"]["coll"] for stage in run.requests[1].args[0] if "$unionWith" in stage] == [
-        "checkpoints",
-        "checkpoint_blobs",
-    ]
+    nodes = [placed("2", "1", "2", log=["seed"], big=large), placed("3", "2", "2")]
+    rows = [written("2", "t", ("log", 1), ("big", 2)), *({**node, "of": 1} for node in nodes)]
+    found = [{"checkpoint_id": "2", "values": seeds("2", log=["seed"])}, *({**blob, "of": 1} for blob in blobs)]
+    run = history([rows, found], remembering("3", ("2", 1)), "log", "big")
+    assert run.calls == [TOGETHER, "checkpoints.aggregate"]
+    match, *_, union = (stage for stage in run.requests[0].args[0])
+    bounds = [{"checkpoint_id": bound} for bound in ({"$gte": "2"}, {"$lte": "3"}, {"$ne": "3"})]
+    assert match["$match"]["$and"] == bounds
+    # What is united is read last: the ancestors that are there then have lost no writes.
+    assert union["$unionWith"]["coll"] == "checkpoints"
+    assert union["$unionWith"]["pipeline"][0]["$match"]["segment"] == "2"
     assert run.result == {
         "log": {"writes": [("t", "log", 1)], "seed": ["seed"]},
         "big": {"writes": [("t", "big", 2)], "seed": large},
     }
 
 
+def test_where_nothing_is_remembered_writes_and_seeds_are_one_command() -> None:
+    known = [placed("3", "2", "2"), placed("2", None, "2", log=["seed"])]
+    columns = {"ids": ["2", "3"], "parents": [None, "2"], "populated": ['"log"\n', ""]}
+    values = {"checkpoint_id": "2", "values": seeds("2", log=["seed"]), "of": 1}
+    marks = [{**each, "of": 2} for each in THERE]
+    rows = [{"known": known, "segment": "2", "nodes": [columns]}]
+    run = history([rows, [written("2", "t", ("log", 1)), values, *marks]], planner())
+    assert run.calls == [LINEAGE, TOGETHER]
+    assert run.result == {"log": {"writes": [("t", "log", 1)], "seed": ["seed"]}}
+
+
 def test_a_server_that_cannot_unite_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:
     plan, nodes = remembering("3", ("2", 1)), [placed("2", "1", "2", log=["seed"]), placed("3", "2", "2")]
     values = {"checkpoint_id": "2", "values": seeds("2", log=["seed"])}
     with caplog.at_level(logging.WARNING):
-        run = history([nodes, NO_SUCH_STAGE, [written("2", "t", ("log", 1))], [values]], plan)
-    assert run.calls == [BEGUN, TOGETHER, WRITES, VALUES]
+        run = history([NO_SUCH_STAGE, [written("2", "t", ("log", 1))], nodes, [values]], plan)
+    assert run.calls == [TOGETHER, WRITES, "checkpoints.find", VALUES]
     assert run.result == {"log": {"writes": [("t", "log", 1)], "seed": ["seed"]}}
     assert plan.recall.scans
     assert "$unionWith (code 40324)" in caplog.records[0].getMessage()
 
 
-def test_a_segment_that_has_just_begun_is_read_alone() -> None:
-    run = history([[placed("3", "2", "2"), placed("2", None, "2")], [], [THERE]], remembering("3", ("2", 1)))
-    assert run.calls == [BEGUN, WRITES, VALUES]
-    assert run.requests[0].args[0]["segment"] == "2"
-    assert run.requests[0].args[0]["seq"] == {"$lte": 1}
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [placed("3", "2", "3")],
+        [placed("3", "25", "2"), placed("25", "4", "2"), placed("4", None, "2")],
+        [],
+        [placed("4", None, "2")],
+    ],
+    ids=["it goes on in another segment", "an id out of time", "nothing", "another"],
+)
+def test_a_history_that_does_not_end_where_it_was_looked_for_is_read_in_full(nodes: Any) -> None:
+    known = [placed("3", "2", "2"), placed("2", None, "2")]
+    columns = {"ids": ["2", "3"], "parents": [None, "2"], "populated": ["", ""]}
+    rows = [{"known": known, "segment": "2", "nodes": [columns]}]
+    looked = [written("2", "t", ("log", 0)), *({**node, "of": 1} for node in nodes)]
+    found = [written("2", "t", ("log", 1)), *({**each, "of": 1} for each in THERE)]
+    run = history([looked, rows, found], remembering("3", ("2", 1)))
+    assert run.calls == [TOGETHER, LINEAGE, TOGETHER]
+    assert run.result == {"log": {"writes": [("t", "log", 1)]}}
 
 
-def test_a_history_that_goes_on_before_its_segment_hops_from_there() -> None:
-    rest = {
-        "known": [placed("2", "1", "1"), placed("1", None, "1")],
-        "segment": "1",
-        "nodes": [{"ids": ["1"], "parents": [None], "populated": [""]}],
-    }
-    run = history([[placed("3", "2", "3")], [rest], [], [THERE]], remembering("3", ("3", 0)))
-    assert run.calls == [BEGUN, LINEAGE, WRITES, VALUES]
-    assert run.requests[1].args[0][0]["$match"]["checkpoint_id"] == "2"
-
-
-@pytest.mark.parametrize("found", [[], [placed("4", None, "2")]], ids=["nothing", "another"])
-def test_what_is_remembered_of_a_deleted_checkpoint_is_not_believed(found: list[Any]) -> None:
-    run = history([found, []], remembering("3", ("2", 1)))
-    assert (run.calls, run.result) == ([BEGUN, LINEAGE], {"log": {"writes": []}})
+def test_what_is_remembered_of_a_deleted_checkpoint_is_not_believed() -> None:
+    run = history([[], []], remembering("3", ("2", 1)))
+    assert (run.calls, run.result) == ([TOGETHER, LINEAGE], {"log": {"writes": []}})
 
 
 def test_a_segment_that_has_grown_long_is_hopped_over() -> None:
@@ -211,9 +243,9 @@ def test_a_segment_that_has_grown_long_is_hopped_over() -> None:
 def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFixture) -> None:
     plan = planner()
     with caplog.at_level(logging.WARNING):
-        first = history([NO_SUCH_STAGE, [light("3", "2"), light("2")], [], [THERE]], plan)
+        first = history([NO_SUCH_STAGE, [light("3", "2"), light("2")], [], THERE], plan)
         second = drive(delta_channel_keepset(plan, config(checkpoint_id="3"), ["log"]), [light("3", "2"), light("2")])
-    assert (first.calls, second.calls) == ([LINEAGE, SCAN, WRITES, VALUES], [SCAN])
+    assert (first.calls, second.calls) == ([LINEAGE, SCAN, WRITES, MARKS], [SCAN])
     assert second.result == {"2", "3"}
     (record,) = caplog.records
     assert "$graphLookup (code 40324)" in record.getMessage()
@@ -221,16 +253,16 @@ def test_a_server_that_cannot_hop_is_found_out_once(caplog: pytest.LogCaptureFix
 
 def test_what_is_too_heavy_to_hop_over_is_scanned_this_time() -> None:
     plan, too_heavy = planner(), OperationFailure("$graphLookup reached maximum memory consumption", 40099)
-    run = history([too_heavy, [light("3", "2"), light("2")], [], [THERE]], plan)
-    assert run.calls == [LINEAGE, SCAN, WRITES, VALUES]
+    run = history([too_heavy, [light("3", "2"), light("2")], [{**each, "of": 1} for each in THERE]], plan)
+    assert run.calls == [LINEAGE, SCAN, TOGETHER]
     assert not plan.recall.scans
 
 
 def test_a_server_that_cannot_hop_on_is_scanned_from_the_start() -> None:
     """Where the first request was answered, and a later one is not."""
     rows = [{"known": [placed("3", "2", "3")], "segment": "3", "nodes": []}]
-    run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], [], [THERE]], planner())
-    assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES, VALUES]
+    run = history([rows, NO_SUCH_STAGE, [light("3", "2"), light("2")], [], THERE], planner())
+    assert run.calls == [LINEAGE, LINEAGE, SCAN, WRITES, MARKS]
     assert run.result == {"log": {"writes": []}}
 
 

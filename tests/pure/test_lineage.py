@@ -202,18 +202,23 @@ def test_what_a_segment_begins_with_tells_more_than_the_names() -> None:
     assert found.path[0].values["d"] is not None
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_segment_that_does_not_name_its_channels_is_scanned(first: bool) -> None:
+def test_a_checkpoint_that_does_not_name_its_channels_is_scanned_for() -> None:
     """Where the names are many, or a release that did not know of them has stored it."""
-    own, unnamed = (
-        document("3", "2", segment="1"),
-        {**columns(document("1"), document("2", "1")), "populated": ["", None]},
-    )
-    scanned = [own, document("2", "1", "d"), document("1")]
-    rows = [{"known": [own], "segment": "1", "nodes": [unnamed]}]
-    run = drive(by_segments("c", ["d"])(Address("1", "", "3"), first), rows, scanned)
+    before = [document("1", None, "d"), document("2", "1"), document("3", "2", "e"), document("4", "3")]
+    unnamed = {**columns(*before), "populated": [populated(["d"]), "", None, ""]}
+    rows = [{"known": [document("5", "4", segment="1")], "segment": "1", "nodes": [unnamed]}]
+    run = drive(walk(Address("1", "", "5"), ["e", "d"], by_segments("c", ["e", "d"])), rows, list(reversed(before))[1:])
     assert run.calls == ["checkpoints.aggregate", "checkpoints.find"]
-    assert run.result == [Node.of(each) for each in scanned]
+    assert run.requests[1].args[0]["checkpoint_id"] == {"$lte": "3"}
+    assert [node.checkpoint_id for node in run.result.path] == ["4", "3", "2", "1"]
+    assert run.result.ends == {"e": 1, "d": 3}
+
+
+def test_what_its_segment_begins_with_needs_no_names() -> None:
+    opener, own = document("1", None, "d", segment="1"), document("2", "1", segment="1")
+    rows = [{"known": [own, opener], "segment": "1", "nodes": [{**columns(opener, own), "populated": [None, None]}]}]
+    run = drive(walk(Address("1", "", "2"), ["d"], by_segments("c", ["d"])), rows)
+    assert run.result.path == [Node.of(opener)]
 
 
 def test_the_first_request_hops_less_far_than_the_later_ones() -> None:

@@ -244,12 +244,14 @@ def test_the_writes_of_one_namespace_are_one_range_where_nothing_lies_between() 
 
 
 def test_the_writes_to_channels_are_a_range_a_run_unless_there_are_very_many() -> None:
-    address = Address("1", "", "9")
+    address = Address("1", "")
     namespace = {"thread_id": "1", "checkpoint_ns": ""}
     runs = [["46", "45", "44"], ["23", "22"]]
     ranges = [{**namespace, **between(*bounds)} for bounds in (("44", "46"), ("22", "23"))]
     assert pipelines.writes_to(address, runs[:1], ["a"]).args[0] == ranges[0]
     assert pipelines.writes_to(address, runs, ["a"]).args[0] == {"$or": ranges}
+    own = {"checkpoint_id": {"$ne": "45"}}  # a checkpoint's own writes are not its history
+    assert pipelines.writes_to(address.at("45"), runs[:1], ["a"]).args[0]["$and"] == [*ranges[0]["$and"], own]
     many = [f"{number:02}" for number in range(33)]
     query = pipelines.writes_to(address, [[id_] for id_ in many], ["a"]).args[0]
     assert query == {**namespace, "checkpoint_id": {"$in": many}}

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from langgraph_mongo_saver import plans
 from langgraph_mongo_saver.blobs import HOLD
+from langgraph_mongo_saver.codec import SEGMENT
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.recall import Recall
@@ -194,18 +196,34 @@ def test_who_goes_on_from_the_latest_checkpoint_stays_in_its_segment_and_forks_d
 
 
 @pytest.mark.parametrize(
-    ("latest", "place"), [("5", ("0", 5, None)), ("9", ("6", 0, "0")), (None, ("6", 0, "0"))], ids=str
+    ("found", "place"), [([], ("0", 5, None)), ([{"seq": 5}], ("6", 0, "0"))], ids=["nothing follows", "followed"]
 )
-def test_whether_a_checkpoint_that_was_named_has_a_child_is_looked_up(latest: str | None, place: Any) -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["was the latest before", "was not loaded before"])
+def test_whether_a_checkpoint_that_was_named_has_a_child_is_looked_up(found: Any, place: Any, before: bool) -> None:
     plan = planner()
+    if before:
+        loaded(plan, "5", 4, latest=True)
     loaded(plan, "5", 4, latest=False)
-    run = drive(put(plan, {"a": 2}, id="6", parent="5"), [{"checkpoint_id": latest}] if latest else [], {})
+    run = drive(put(plan, {"a": 2}, id="6", parent="5"), found, {})
     assert (run.calls, opened(run)) == (["checkpoints.find", PUT], place)
+    query = run.requests[0].args[0]
+    assert query == {"thread_id": "1", "checkpoint_ns": "", "segment": "0", "seq": 5}
     assert drive(put(plan, {"a": 3}, id="7", parent="6"), {}).calls == [PUT]
     # Once known it stays so, whoever loads it again.
     loaded(plan, "5", 4, latest=True)
     run = drive(put(plan, {"a": 2}, id="8", parent="5"), {})
     assert (run.calls, opened(run)) == ([PUT], ("8", 0, "0"))
+
+
+def test_what_opens_a_segment_in_any_case_asks_for_no_place() -> None:
+    for seq, value in ((4, _DeltaSnapshot([1])), (SEGMENT - 1, 1)):
+        plan = planner()
+        loaded(plan, "5", seq, latest=False)
+        replies = [{}] * (1 if value == 1 else 2)  # a snapshot is a blob
+        run = drive(put(plan, {"a": value}, id="6", parent="5"), *replies)
+        assert opened(run) == ("6", 0, "0")
+        assert run.calls[-1:] == [PUT]
+        assert "checkpoints.find" not in run.calls
 
 
 # --- get_tuple -----------------------------------------------------------------------------------------------------
