@@ -42,7 +42,7 @@ _WRITES_BUDGET = Budget(changed=256 * 1024, document=4 * 2**20)
 SEGMENT = 256
 """Checkpoints of a segment, a run on one branch that `lineage` takes in one hop."""
 
-# More names would make an index of them slow; such checkpoints are read one by one.
+# More names would make an index of them slow; such checkpoints are scanned for.
 _POPULATED_BYTES = 1024
 
 # writes_sort_key of langgraph.checkpoint.base; a document has its writes in the order of their idx.

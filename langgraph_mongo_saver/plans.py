@@ -257,7 +257,8 @@ class Planner:
             parent = replace(parent, followed=bool((yield pipelines.at_place(parent_address, place))))
         new = draft.finish(parent)
         if gone := (yield from self.blobs.gone(new)):
-            new = draft.restored(self.blobs.sealed_again(new.address, gone, values)).finish(parent)
+            draft = draft.restored(self.blobs.sealed_again(new.address, gone, values))
+            new = draft.finish(parent)
         active_at = yield from self.note_activity(new.address.thread_id)
         yield from self.blobs.store(new.blobs, active_at)
         for _ in range(_ATTEMPTS):
