@@ -164,14 +164,14 @@ class CheckpointDraft:
         placed, blobs = place(self.address.thread_id, values, [self.limits[c] for c in names], self.budget.document)
         kept.update(zip(names, placed, strict=True))
         entries = [{"channel": c, **kept[c]} for c in (*self.sealed, *self.carried) if c in kept]
-        document = {**self.base, "values": entries, **self._place(parent)}
+        document = {**self.base, "values": entries, **self._placed(parent)}
         holding = populated(entry["channel"] for entry in entries)
         if len(holding) <= _POPULATED_BYTES:
             document["populated"] = holding
         known = replace(_known(self.versions, entries), place=_place(document), followed=False)
         return NewCheckpoint(self.address, document, blobs, known)
 
-    def _place(self, parent: Known | None) -> Document:
+    def _placed(self, parent: Known | None) -> Document:
         """The fields that tell its place: the next in its parent's segment, or the first in one of its own."""
         own: Document = {"segment": self.address.checkpoint_id, "seq": 0}
         if parent is None or parent.place is None:

@@ -59,12 +59,16 @@ def _names(channels: Sequence[str]) -> list[str]:
 
 
 def _keepset(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[set[str]]:
-    known = planner.recall.checkpoints.get(address)
-    place = known.place if known else None
+    place = _remembered_place(planner, address)
     lineage = yield from ancestors(planner, address, channels, from_target=True, place=place)
     if lineage is None:
         return set()
     return {lineage.target.checkpoint_id, *(node.checkpoint_id for node in lineage.path)}
+
+
+def _remembered_place(planner: Planner, address: Address) -> tuple[str, int] | None:
+    known = planner.recall.checkpoints.get(address)
+    return known.place if known else None
 
 
 def ancestors(
@@ -142,8 +146,7 @@ def _near(planner: Planner, address: Address, channels: Sequence[str]) -> Plan[t
 
     The writes are read before the ancestors, so that those which are still there then had all theirs.
     """
-    known = planner.recall.checkpoints.get(address)
-    place = known.place if known else None
+    place = _remembered_place(planner, address)
     if place is None or place[1] >= BEGUN or planner.recall.scans or not planner.settings.joins:
         return None
     first, last = place[0], str(address.checkpoint_id)

@@ -166,8 +166,12 @@ def by_segments(collection: str, channels: Sequence[str], place: tuple[str, int]
     def fetch(address: Address, first: bool) -> Generator[Request, Any, list[Node]]:
         if address.checkpoint_id in unnamed:
             return (yield from by_scan(address, first))
-        near = first and place is not None and place[1] < BEGUN
-        if near and place and (nodes := from_own(address, (yield pipelines.begun(address, place)))):
+        if (
+            first
+            and place is not None
+            and place[1] < BEGUN
+            and (nodes := from_own(address, (yield pipelines.begun(address, place))))
+        ):
             return nodes
         hops = _FIRST_HOPS if first else _LATER_HOPS
         rows: list[Document] = yield pipelines.lineage(address, collection, channels, hops)

@@ -68,6 +68,7 @@ INDEXES = (
         ),
         where="segment",
     ),
+    # Whether one on the way was compacted while a history was read; of very few checkpoints.
     Index("checkpoints", (("thread_id", 1), ("checkpoint_ns", 1), ("compacted", 1)), where="compacted"),
     Index("checkpoints", (("metadata.run_id", 1),), where="metadata.run_id"),  # delete_for_runs
     # The official saver's; our documents have no idx, which makes this one document a task.
