@@ -270,7 +270,8 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
             older_than: delete only what was stored longer ago than this.
             refuse_delta: raise, before anything is deleted, if a thread uses delta channels.
             grace: how old blobs and writes must be, which no checkpoint refers to, to be taken for left behind by a
-                killed process rather than for part of a checkpoint that is just being stored.
+                killed process rather than for part of a checkpoint that is just being stored. Zero is for threads that
+                no run is storing to: it may take the values of a checkpoint that is about to be stored.
             dry_run: delete nothing, and tell what would go.
             progress: called with the number of checkpoints deleted and to be deleted, thread by thread; with
                 ``"delete"``, with the number of threads.
