@@ -85,9 +85,9 @@ def chat(saver: Saver, supersteps: int = SUPERSTEPS) -> Any:
     return config
 
 
-def counter(saver: Saver) -> Any:
+def counter(saver: Saver, supersteps: int = LISTED) -> Any:
     config = thread()
-    for step in range(LISTED):
+    for step in range(supersteps):
         config = superstep(saver, config, step, {"count": step, "last": "agent"}, ["count", "last"], written="a step")
     return config
 
