@@ -100,7 +100,7 @@ async def history(saver: Surface, place: Any) -> Any:
     return await saver.call("get_delta_channel_history", config=place, channels=["log"])
 
 
-@pytest.mark.parametrize("runs", [["a", "c"], {"a", "c"}, ("missing", "c", "a")], ids=str)
+@pytest.mark.parametrize("runs", [["a", "c"], {"a", "c"}, ("missing", "c", "a")], ids=lambda runs: type(runs).__name__)
 async def test_several_runs(saver: Surface, runs: Any) -> None:
     await chain(saver, "aabbc")
     await saver.call("delete_for_runs", runs, grace=NOW)

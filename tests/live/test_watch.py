@@ -166,7 +166,7 @@ async def some_events(saver: Surface) -> None:
         ({"checkpoint_ns": "sub:1"}, {("1", "sub:1")}),
         ({"checkpoint_ns": "", "thread_id": ["1"]}, {("1", "")}),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, set) else str(value),
 )
 async def test_places_are_filtered(saver: Surface, asked: Any, expected: Any) -> None:
     end = {"thread_id": min(thread for thread, _ in expected), "checkpoint_ns": min(ns for _, ns in expected)}
@@ -177,7 +177,11 @@ async def test_places_are_filtered(saver: Surface, asked: Any, expected: Any) ->
     assert len(events) == 4 * len(expected)
 
 
-@pytest.mark.parametrize("kinds", ["checkpoint", ["checkpoint", "interrupt"], {"writes", "checkpoint"}], ids=str)
+@pytest.mark.parametrize(
+    "kinds",
+    ["checkpoint", ["checkpoint", "interrupt"], {"writes", "checkpoint"}],
+    ids=lambda kinds: type(kinds).__name__,
+)
 async def test_kinds_are_filtered(saver: Surface, kinds: Any) -> None:
     async with watching(saver, kinds=kinds) as watcher:
         await some_events(saver)
