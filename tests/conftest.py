@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -106,6 +107,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("asks") and sys.version_info < (3, 11):
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if params.get("surface_name", params.get("saver")) not in ("sync", "async-from-threads"):
+            pytest.skip("LangGraph's interrupt() in an async graph needs Python 3.11")
     markers = {mark.name: mark for mark in item.iter_markers() if mark.name.startswith("needs_")}
     if not markers:
         return

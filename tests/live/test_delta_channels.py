@@ -103,6 +103,7 @@ async def test_overwrites_copies_and_edits(play: Play, durability: Any) -> None:
 
 @pytest.mark.parametrize("surface_name", ["sync", "async"], indirect=True)
 @pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.asks
 async def test_questions_while_it_grows(play: Play, durability: Any) -> None:
     def compile_() -> Compile:
         def ask(state: State) -> Any:

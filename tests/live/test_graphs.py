@@ -124,6 +124,7 @@ async def test_nodes_that_succeeded_are_not_run_again(play: Play) -> None:
         assert called == {"works": 1, "also works": 1, "fails": 2, "after": 1}
 
 
+@pytest.mark.asks
 async def test_functional_api(play: Play) -> None:
     calls: list[Counter[str]] = []
 

@@ -26,6 +26,7 @@ def asking(*questions: str) -> Any:
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.asks
 async def test_one_question_after_the_other(play: Play, durability: Any) -> None:
     async def scenario(run: Run) -> None:
         result = await run.invoke({"out": ["begin"]}, durability=durability)
@@ -43,6 +44,7 @@ async def test_one_question_after_the_other(play: Play, durability: Any) -> None
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["all answers at once", "one by one"])
+@pytest.mark.asks
 async def test_several_questions_at_once(play: Play, at_once: bool) -> None:
     async def scenario(run: Run) -> None:
         asked = (await run.invoke({"out": []}))["__interrupt__"]
@@ -67,6 +69,7 @@ async def test_several_questions_at_once(play: Play, at_once: bool) -> None:
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.asks
 async def test_sends_with_a_question_in_the_middle(play: Play, durability: Any) -> None:
     calls: list[Counter[int]] = []
 
@@ -115,6 +118,7 @@ async def test_stops_before_and_after_nodes(play: Play) -> None:
     await play(compile_, scenario)
 
 
+@pytest.mark.asks
 async def test_an_answer_together_with_an_update_and_a_goto(play: Play) -> None:
     def compile_() -> Compile:
         builder = StateGraph(State).add_node("ask", asking("?")).add_edge(START, "ask")

@@ -99,6 +99,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
 
 
 @pytest.mark.usefixtures("patched")
+@pytest.mark.asks
 def test_python_runs_and_prints_what_the_readme_says(server: Server, db_name: str, mongo: MongoClient[Any]) -> None:
     namespace: dict[str, Any] = {"__name__": "readme"}
     run_, compared = 0, 0

@@ -79,6 +79,7 @@ def inside(state: StateSnapshot) -> Iterator[StateSnapshot]:
 @pytest.mark.parametrize("surface_name", ["sync", "async"], indirect=True)
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("compile_", BUILDERS, ids=lambda builder: builder.__name__)
+@pytest.mark.asks
 async def test_questions_in_subgraphs(play: Play, compile_: Callable[[], Compile], durability: Any) -> None:
     async def scenario(run: Run) -> None:
         for turn in range(2):
@@ -96,6 +97,7 @@ async def test_questions_in_subgraphs(play: Play, compile_: Callable[[], Compile
 
 
 @pytest.mark.parametrize("compile_", BUILDERS, ids=lambda builder: builder.__name__)
+@pytest.mark.asks
 async def test_replays_and_edits_in_subgraphs(play: Play, compile_: Callable[[], Compile]) -> None:
     async def scenario(run: Run) -> None:
         await run.invoke({"out": ["begin"]})

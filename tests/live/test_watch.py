@@ -60,6 +60,7 @@ async def test_events_come_in_the_order_of_the_database_across_both_collections(
     assert all(event.created_at.utcoffset() is not None for event in events)
 
 
+@pytest.mark.asks
 async def test_a_graph_that_asks_and_one_that_fails_tell_of_every_kind(saver: Surface) -> None:
     def fail(_: Any) -> Any:
         raise ValueError("no")

@@ -180,6 +180,7 @@ def _ask(state: State) -> Any:
     return {"log": [f"asked, and heard {interrupt('well?')}"]}
 
 
+@pytest.mark.asks
 async def test_a_graph_is_interrupted_and_resumed(saver: Surface) -> None:
     builder = StateGraph(State)
     builder.add_node("begin", lambda _: {"log": ["began"]})
