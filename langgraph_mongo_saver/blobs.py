@@ -13,7 +13,7 @@ from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.codec import Document, NewCheckpoint
 from langgraph_mongo_saver.errors import CorruptCheckpoint
-from langgraph_mongo_saver.pipelines import Plan, Request
+from langgraph_mongo_saver.pipelines import Plan
 from langgraph_mongo_saver.recall import Recall
 from langgraph_mongo_saver.values import Blob, BlobParts, PartKey, Sealer, blob_parts, part_keys
 
@@ -25,6 +25,9 @@ HOLD = timedelta(minutes=1)
 SURE = timedelta(seconds=10)
 """How long a blob that was there is taken to be there still, when another checkpoint takes it over. Clean-up or a
 deletion beside a run may have removed it, and a checkpoint that referred to it could never be read."""
+
+# A blob that is there when it is inserted and gone when it is to be held: only while others store and delete it.
+_ATTEMPTS = 5
 
 _DUPLICATE_KEY = 11000
 
@@ -41,27 +44,43 @@ class BlobPlans:
         """Fetch parts of blobs."""
         return blob_parts((yield pipelines.whole("blobs", [key._asdict() for key in keys]))) if keys else {}
 
-    def store(self, blobs: Sequence[Blob], active_at: datetime | None) -> Plan[None]:
-        """Store blobs, all that are not there yet."""
+    def store(self, blobs: Sequence[Blob], active_at: datetime | None, *, held: bool = False) -> Plan[None]:
+        """Store blobs, all that are not there yet.
+
+        Args:
+            blobs: the blobs.
+            active_at: when their thread was last active, if threads expire.
+            held: whether clean-up spares those that are new for a while, whatever its grace, as it spares the others.
+        """
         new = [blob for blob in blobs if not self.recall.seen.get((blob.thread_id, blob.digest))]
         there = [key._asdict() for blob in blobs if blob not in new for key in blob.keys]
-        if there and (yield self.hold(there, active_at)).matched_count < len(there):
-            new = list(blobs)  # somebody has deleted them
-        documents = [dated(d, active_at) for blob in new for d in blob.documents(self.clock())]
+        if there and not (yield from self._hold(there, active_at)):
+            new = list(blobs)
+        until = {"held_until": self.clock() + HOLD} if held else {}
+        documents = [{**dated(d, active_at), **until} for blob in new for d in blob.documents(self.clock())]
         if documents:
-            try:
-                yield pipelines.insert_all("blobs", documents)
-            except BulkWriteError as error:
-                if not only_duplicates(error):
-                    raise without_documents(error) from None
-                failed = (error.details or {})["writeErrors"]
-                yield self.hold([documents[entry["index"]]["_id"] for entry in failed], active_at)
+            yield from self._insert(documents, active_at)
         for blob in blobs:
             self.recall.seen.put((blob.thread_id, blob.digest), self.clock())
 
-    def hold(self, keys: Sequence[Document], active_at: datetime | None) -> Request:
-        """Let clean-up and expiry spare blobs for a while."""
-        return pipelines.hold_blobs(keys, self.clock() + HOLD, active_at)
+    def _insert(self, documents: Sequence[Document], active_at: datetime | None) -> Plan[None]:
+        for _ in range(_ATTEMPTS):
+            try:
+                yield pipelines.insert_all("blobs", documents)
+                return
+            except BulkWriteError as error:
+                last = without_documents(error)
+                if not only_duplicates(error):
+                    raise last from None
+                failed = (error.details or {})["writeErrors"]
+            documents = [documents[entry["index"]] for entry in failed]
+            if (yield from self._hold([document["_id"] for document in documents], active_at)):
+                return
+        raise last
+
+    def _hold(self, keys: Sequence[Document], active_at: datetime | None) -> Plan[bool]:
+        """Let clean-up and expiry spare blobs for a while; whether all were still there."""
+        return bool((yield pipelines.hold_blobs(keys, self.clock() + HOLD, active_at)).matched_count == len(keys))
 
     def gone(self, new: NewCheckpoint) -> Plan[list[str]]:
         """The channels whose value was taken over from a checkpoint that somebody has deleted meanwhile."""

@@ -95,9 +95,7 @@ def _hold(planner: Planner, head: Address, folded: Mapping[str, Any]) -> Plan[bo
         blobs.append(blob)
         entries.append({"channel": channel, **blob.reference(type_)})
     active_at = yield from planner.note_activity(head.thread_id)
-    yield from planner.blobs.store(blobs, active_at)
-    # Clean-up beside this spares them, whatever its grace.
-    yield planner.blobs.hold([key._asdict() for blob in blobs for key in blob.keys], active_at)
+    yield from planner.blobs.store(blobs, active_at, held=True)
     added = bool((yield pipelines.add_values(head, entries)).matched_count)
     planner.recall.forget_thread(head.thread_id)
     return added

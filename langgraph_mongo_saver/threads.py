@@ -75,7 +75,7 @@ def threads_page(planner: Planner, listing: ThreadListing) -> Plan[tuple[list[Th
     if not ids:
         return [], None
     summaries = yield from _summaries(planner, ids)
-    left = None if listing.left is None else listing.left - len(ids)
+    left = None if listing.left is None else listing.left - len(summaries)
     at_end = left == 0 or len(ids) < size
     return summaries, None if at_end else ThreadListing(ids[-1], left)
 

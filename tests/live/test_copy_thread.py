@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime
 from typing import Any
 
@@ -199,6 +200,21 @@ async def test_what_another_saver_has_written_is_not_copied(
     assert same
 
 
+@on_two_surfaces
+@DIALECTS
+async def test_writes_of_another_saver_stay_where_they_are(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str
+) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    before = documents(mongo, db_name, "1")
+    theirs = {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "4", "task_id": "theirs", "idx": 0, "value": b""}
+    mongo[db_name]["checkpoint_writes"].insert_one(theirs)
+    await saver.call("copy_thread", "1", "copy")
+    same = documents(mongo, db_name, "copy") == before
+    assert same
+
+
 @pytest.mark.parametrize("replace_target", [False, True])
 async def test_what_cannot_be_copied(saver: Surface, replace_target: bool) -> None:
     await put(saver, config(), id="1")
@@ -223,3 +239,44 @@ async def test_a_copy_expires_as_one_thread(open_saver: OpenSurface, mongo: Any,
     times = {time for name in COLLECTIONS for time in mongo[db_name][name].distinct("active_at", {"thread_id": "copy"})}
     assert len(times) == 1
     assert min(times).year > 2020
+
+
+class Killed(BaseException):
+    """Not an error that anything handles."""
+
+
+@pytest.mark.parametrize("surface_name", ["sync"], indirect=True)
+@DIALECTS
+async def test_a_copy_that_is_stopped_anywhere_can_be_read_and_finished(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_BATCH", "_PAGE"):
+        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", 5)
+    saver, again = await open_saver(dialect=dialect), await open_saver(dialect=dialect)
+    await fill(saver)
+    whole = moved(await saver.list({"configurable": {"thread_id": "1"}}), "copy")
+    send = saver.raw._send
+    for requests in itertools.count():
+        left = itertools.count(requests, -1)
+
+        def sending(request: Any, left: Any = left) -> Any:
+            if next(left) <= 0:
+                raise Killed
+            return send(request)
+
+        monkeypatch.setattr(saver.raw, "_send", sending)
+        try:
+            await saver.call("copy_thread", "1", "copy")
+            break
+        except Killed:
+            pass
+        copies = await again.list({"configurable": {"thread_id": "copy"}})
+        there = [loaded.config for loaded in copies]
+        same = all(loaded in whole for loaded in copies)
+        linked = all(loaded.parent_config is None or loaded.parent_config in there for loaded in copies)
+        assert (same, linked) == (True, True), requests
+        await again.call("copy_thread", "1", "copy")
+        same = documents(mongo, db_name, "copy") == documents(mongo, db_name, "1")
+        assert same, requests
+        await again.delete_thread("copy")
+    assert requests > 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -51,6 +52,23 @@ async def test_all_documents_of_a_thread_carry_one_time_and_activity_renews_it(
         times.add(now)
         await asyncio.sleep(0.05)
     assert mongo[db_name].checkpoints.find_one({"thread_id": "other"})["active_at"] < max(times)
+
+
+async def test_whose_clock_is_behind_does_not_shorten_a_threads_life(
+    open_saver: OpenSurface, mongo: Any, db_name: str
+) -> None:
+    saver, other = await open_saver(ttl=1000), await open_saver(ttl=1000)
+    first = await step(saver, config(), 0)
+    later = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    for name in COLLECTIONS:
+        mongo[db_name][name].update_many({}, {"$set": {"active_at": later}})
+    await other.put_writes(first, [("n", 0), ("more", 1)], "t")
+    await other.call("touch_thread", "1")
+    await put(other, config(), {"kept": "x" * LARGE}, id="0")
+    found = stored(mongo, db_name)
+    times = {d["active_at"] for name in ("checkpoint_blobs", "checkpoint_writes") for d in found[name]}
+    assert times == {later}
+    assert [d["active_at"] == later for d in found["checkpoints"]].count(True) == 1
 
 
 async def test_activity_is_noted_seldom(open_saver: OpenSurface, recorder: CommandRecorder) -> None:

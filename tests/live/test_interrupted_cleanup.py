@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from pymongo import MongoClient
 
 from langgraph_mongo_saver import MongoDBSaver
@@ -100,3 +101,58 @@ def test_what_was_stopped_anywhere_is_finished_by_doing_it_again(
             clean_up(again)
             assert found(again, database) == expected, requests
         assert requests > 5 or clean_up is delete_all
+
+
+@pytest.mark.parametrize("clean_up", [prune, delete_run])
+def test_no_parent_and_no_write_is_missing_wherever_clean_up_is_stopped(
+    clean_up: Callable[[MongoDBSaver], None], server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MongoClient[Any](server.uri) as client:
+        saver = MongoDBSaver(client, db_name)
+        for requests in count():
+            saver.delete_thread("1")
+            grow(saver, RUNS)
+            whole = [(loaded.config, loaded.pending_writes) for loaded in saver.list(config())]
+            with killed_after(saver, requests, monkeypatch):
+                try:
+                    clean_up(saver)
+                    break
+                except Killed:
+                    pass
+            left = list(saver.list(config()))
+            assert all((loaded.config, loaded.pending_writes) in whole for loaded in left), requests
+            there = client[db_name].checkpoints.distinct("checkpoint_id", {"checkpoint_ns": ""})
+            parents = [loaded.parent_config["configurable"]["checkpoint_id"] for loaded in left if loaded.parent_config]
+            assert set(parents) <= set(there), requests
+        assert requests > 5
+
+
+@pytest.mark.parametrize("dialect", ["mongodb", "basic"])
+def test_what_was_kept_for_others_alone_is_whole_or_not_found_while_it_is_deleted(
+    dialect: Any, server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MongoClient[Any](server.uri) as client:
+        saver = MongoDBSaver(client, db_name, dialect=dialect)
+        for requests in count():
+            saver.delete_thread("1")
+            places = [config()]
+            for n in range(4):
+                given = {"log": _DeltaSnapshot([n])} if n == 0 else {}
+                metadata: Any = {"source": "loop", "step": n, "run_id": "r1"}
+                metadata |= {"counters_since_delta_snapshot": {"log": (n, n)}} if n else {}
+                made = checkpoint(given, {"log": n + 1}, str(n))
+                places.append(saver.put(places[-1], made, metadata, {"log": n + 1}))
+                saver.put_writes(places[-1], [("log", [n])], "t")
+            prune(saver)
+            whole = [saver.get_tuple(place) for place in places[1:]]
+            assert None not in whole
+            with killed_after(saver, requests, monkeypatch):
+                try:
+                    delete_run(saver)
+                    break
+                except Killed:
+                    pass
+            for place, loaded in zip(places[1:], whole, strict=True):
+                assert saver.get_tuple(place) in (None, loaded), requests
+                assert list(saver.list(place)) in ([], [loaded]), requests
+        assert requests > 5

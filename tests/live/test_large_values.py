@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from langgraph_mongo_saver import CorruptCheckpoint
-from tests.building import config
+from langgraph_mongo_saver import CorruptCheckpoint, MongoDBSaver
+from tests.building import checkpoint, config
 from tests.faults import CommandRecorder
 from tests.steps import LARGE, put, values, writes
 from tests.surfaces import OpenSurface, Surface
@@ -120,6 +120,66 @@ async def test_a_value_that_was_deleted_under_a_run_is_stored_again(
         assert loaded.config == later
         assert loaded.checkpoint["channel_values"] == {"big": big, "n": 3}
         assert len(await reader.list(config())) == (2 if clean_up is prune else 1)
+
+
+async def delete_all(saver: Surface) -> None:
+    await saver.call("prune", ["1"], strategy="delete_all")
+
+
+async def delete_run(saver: Surface) -> None:
+    await saver.call("delete_for_runs", ["r"])
+
+
+@pytest.mark.parametrize("clean_up", [prune, delete, delete_all, delete_run])
+async def test_a_value_that_the_saver_has_just_deleted_itself_is_not_taken_to_be_there(
+    saver: Surface, clean_up: Any
+) -> None:
+    big, versions = "x" * LARGE, {"big": 1, "n": 1}
+    first = await put(saver, config(), {"big": big, "n": 1}, versions, metadata={"run_id": "r"}, id="1")
+    await put(saver, first, {"big": "new", "n": 2}, {"big": 2, "n": 2}, id="2")
+    await clean_up(saver)
+    later = await put(saver, first, {"big": big, "n": 3}, {"big": 1, "n": 3}, new={"n": 3}, id="3")
+    assert await values(saver, later) == {"big": big, "n": 3}
+
+
+@pytest.mark.parametrize("method", ["put", "put_writes"])
+async def test_a_value_that_was_stored_once_and_deleted_by_somebody_else_is_stored_again(
+    open_saver: OpenSurface, method: str
+) -> None:
+    saver, other = await open_saver(), await open_saver()
+    first = await put(saver, config(), {"big": "x" * LARGE}, {"big": 1}, id="1")
+    head = await put(other, first, {"big": "y" * LARGE}, {"big": 2}, id="2")
+    await prune(other)
+    if method == "put":
+        later = await put(saver, head, {"big": "x" * LARGE}, {"big": 3}, id="3")
+        assert await values(other, later) == {"big": "x" * LARGE}
+    else:
+        await saver.put_writes(head, [("big", "x" * LARGE)], "t")
+        assert await writes(other, head) == [("t", "big", "x" * LARGE)]
+
+
+@pytest.mark.parametrize("surface_name", ["sync"], indirect=True)
+@pytest.mark.parametrize("request_", [("blobs", "update_many"), ("checkpoints", "insert_one")], ids=" ".join)
+async def test_a_value_that_older_checkpoints_share_is_there_though_they_go_meanwhile(
+    saver: Surface, open_saver: OpenSurface, monkeypatch: pytest.MonkeyPatch, request_: tuple[str, str]
+) -> None:
+    """Somebody prunes the thread just before a put, of another process, sends a certain request."""
+    first = await put(saver, config(), {"big": "x" * LARGE}, {"big": 1}, id="1")
+    head = await put(saver, first, {"big": "y" * LARGE}, {"big": 2}, id="2")
+    other: MongoDBSaver = (await open_saver()).raw
+    other.setup()
+    send, pruned = other._send, []
+
+    def sending(request: Any) -> Any:
+        if not pruned and (request.part, request.method) == request_:
+            pruned.append(saver.raw.prune(["1"]))
+        return send(request)
+
+    monkeypatch.setattr(other, "_send", sending)
+    made = checkpoint({"big": "x" * LARGE}, {"big": 3}, "3")
+    later = other.put(head, made, {"source": "loop", "step": 3}, {"big": 3})
+    assert [removed.checkpoints for removed in pruned] == [1]
+    assert await values(saver, later) == {"big": "x" * LARGE}
 
 
 async def test_a_snapshot_that_was_deleted_under_a_run_is_not_left_out(

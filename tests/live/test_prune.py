@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 
-from langgraph_mongo_saver import DeltaThreadRefused, Removed
+from langgraph_mongo_saver import CorruptCheckpoint, DeltaThreadRefused, Removed
 from tests.building import checkpoint, config
 from tests.steps import COLLECTIONS, LARGE, at_once, ids, put, stored, values, writes
 from tests.surfaces import Surface
@@ -60,6 +60,26 @@ async def test_the_head_its_writes_and_its_blobs_stay(saver: Surface, mongo: Any
     assert await saver.get_tuple(config()) == kept(head)
     assert await saver.list(config("other")) == others
     assert await prune(saver) == Removed()
+
+
+async def test_the_values_of_what_goes_do_not_wait_for_the_grace(saver: Surface, mongo: Any, db_name: str) -> None:
+    await chain(saver, 4)
+    assert await prune(saver, grace=timedelta(hours=1)) == Removed(3, 3, 6)
+    assert unused_and_missing_blobs(mongo[db_name], "1") == (0, 0)
+
+
+@on_two_surfaces
+@pytest.mark.parametrize("layout", [None, 999])
+async def test_a_thread_with_another_layout_is_refused_before_anything_goes(
+    saver: Surface, mongo: Any, db_name: str, layout: Any
+) -> None:
+    await chain(saver, 3, metadata={"run_id": "r"})
+    mongo[db_name].checkpoints.update_one({"checkpoint_id": "1"}, {"$set": {"layout": layout}})
+    with pytest.raises(CorruptCheckpoint, match=f"layout {layout}"):
+        await prune(saver)
+    with pytest.raises(CorruptCheckpoint, match=f"layout {layout}"):
+        await saver.call("delete_for_runs", ["r"])
+    assert counts(mongo[db_name], "1") == (3, 3, 7)
 
 
 async def test_the_thread_goes_on_by_the_pruning_saver_and_by_another(open_saver: Any) -> None:
@@ -242,6 +262,15 @@ async def test_a_delta_thread_whose_head_is_a_snapshot(saver: Surface) -> None:
     assert await prune(saver) == Removed(3, 3, 1)
 
 
+@on_two_surfaces
+async def test_a_call_goes_whose_root_checkpoint_stays_for_others_alone(saver: Surface) -> None:
+    await delta_chain(saver, "1")
+    assert await prune(saver) == Removed()
+    await chain(saver, 2, ns="late:1", metadata={"parents": {"": "3"}})
+    assert (await prune(saver)).checkpoints == 2
+    assert ids(await saver.list(at_all())) == ["4"]
+
+
 async def test_a_dry_run_tells_what_would_go_and_changes_nothing(saver: Surface, mongo: Any, db_name: str) -> None:
     await chain(saver, 4)
     await chain(saver, 2, ns="old:1", metadata={"parents": {"": "1"}})
@@ -277,6 +306,25 @@ async def test_what_nothing_refers_to_goes_when_it_is_old(saver: Surface, mongo:
     assert await prune(saver, keep_last=3, grace=timedelta(minutes=5)) == Removed(0, 2, 3)
     await put(saver, head, id="4")
     assert await writes(saver, config(checkpoint_id="4")) == [("t", "w", "4" * LARGE)]
+
+
+@on_two_surfaces
+async def test_a_dry_run_counts_once_what_a_killed_deletion_has_left(saver: Surface, mongo: Any, db_name: str) -> None:
+    await chain(saver, 3)
+    mongo[db_name].checkpoints.update_many({}, {"$set": {"retired": "going"}})
+    told = await prune(saver, dry_run=True)
+    assert told == await prune(saver) == Removed(3, 3, 7)
+
+
+@on_two_surfaces
+async def test_writes_in_a_namespace_without_a_checkpoint_go_when_they_are_old(
+    saver: Surface, mongo: Any, db_name: str
+) -> None:
+    await chain(saver, 1)
+    await saver.put_writes(config("1", "call:1", "1"), [("w", "x" * LARGE)], "t")
+    assert await prune(saver, grace=timedelta(minutes=5)) == Removed()
+    assert await prune(saver) == Removed(0, 1, 1)
+    assert counts(mongo[db_name], "1") == (1, 1, 3)
 
 
 @on_two_surfaces

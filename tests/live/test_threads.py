@@ -85,6 +85,17 @@ async def test_many_threads_come_in_order(saver: Surface, monkeypatch: pytest.Mo
 
 
 @on_two_surfaces
+async def test_what_is_about_to_go_does_not_count_towards_the_limit(saver: Surface, mongo: Any, db_name: str) -> None:
+    for name in ("1", "2", "3"):
+        await put(saver, config(name), id="1")
+    # As delete_for_runs leaves it when it is killed.
+    mongo[db_name].checkpoints.update_one({"thread_id": "1"}, {"$set": {"retired": "going"}})
+    for limit in (1, 2, 3, None):
+        found = [summary.thread_id for summary in await threads(saver, limit=limit)]
+        assert found == ["2", "3"][:limit]
+
+
+@on_two_surfaces
 @pytest.mark.parametrize("options", [{"limit": -1}, {"limit": True}, {"limit": "1"}, {"after": 1.5}], ids=str)
 async def test_what_cannot_be_listed(saver: Surface, options: Any) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(options))):
@@ -148,6 +159,18 @@ async def test_touching_moves_a_whole_thread(open_saver: OpenSurface, mongo: Any
     [after] = times(mongo, db_name, "1")
     assert after > before
     assert times(mongo, db_name, "other") == others
+
+
+@on_two_surfaces
+async def test_touching_reaches_what_was_stored_without_a_time_just_now(
+    open_saver: OpenSurface, mongo: Any, db_name: str
+) -> None:
+    saver, other = await open_saver(ttl=1000), await open_saver()
+    first = await put(saver, config(), id="1")
+    await put(other, first, {"n": "x" * LARGE}, id="2")
+    assert await saver.call("touch_thread", "1") is True
+    [active_at] = times(mongo, db_name, "1")
+    assert active_at is not None
 
 
 @pytest.mark.needs_mongod

@@ -152,6 +152,23 @@ def test_what_goes_again_and_again_is_told() -> None:
         history([[PATH[0], light("2", "1"), PATH[2]], [], []] * 3)
 
 
+def test_where_a_seed_has_gone_meanwhile_the_history_is_read_again() -> None:
+    large = [PATH[0], light("2", "1", log="x" * 300_001)]
+    for before in ([PATH, [], [], THERE], [large, [], [], THERE]):
+        run = history([*before, [COMPACTED], [OF_COMPACTED], [COMPACTED]])
+        assert run.result == {"log": {"writes": [], "seed": ["all"]}}
+
+
+def test_the_writes_on_a_long_path_are_read_before_what_tells_whether_they_were_all_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("langgraph_mongo_saver.history.SEGMENT", 1)
+    run = history([[PATH[0], light("2", "1"), PATH[2]], [written("2", "t", ("log", 1))], THERE])
+    assert run.calls == [SCAN, WRITES, MARKS]
+    assert [request.args[0].keys() for request in run.requests[2:]] == [{"$or"}]
+    assert run.result == {"log": {"writes": [("t", "log", 1)]}}
+
+
 def test_a_value_that_a_checkpoint_was_stored_with_is_not_its_history() -> None:
     rows = [{"checkpoint_id": "2", "values": seeds("2", log=["seed"])}]
     run = history([[light("3", "2", log=["own"]), PATH[1]], [], rows, THERE])
@@ -233,6 +250,13 @@ def test_a_history_that_does_not_end_where_it_was_looked_for_is_read_in_full(nod
 
 def test_what_is_remembered_of_a_deleted_checkpoint_is_not_believed() -> None:
     run = history([[], []], remembering("3", ("2", 1)))
+    assert (run.calls, run.result) == ([TOGETHER, LINEAGE], {"log": {"writes": []}})
+
+
+def test_what_is_remembered_of_a_checkpoint_that_is_about_to_go_is_not_believed() -> None:
+    nodes = [placed("2", None, "2"), {**placed("3", "2", "2"), "retired": "going"}]
+    looked = [written("2", "t", ("log", 0)), *({**node, "of": 1} for node in nodes)]
+    run = history([looked, []], remembering("3", ("2", 1)))
     assert (run.calls, run.result) == ([TOGETHER, LINEAGE], {"log": {"writes": []}})
 
 

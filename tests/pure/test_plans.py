@@ -16,9 +16,11 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 from langgraph_mongo_saver import plans
 from langgraph_mongo_saver.blobs import HOLD
 from langgraph_mongo_saver.codec import SEGMENT
+from langgraph_mongo_saver.copying import copy_thread
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.recall import Recall
+from langgraph_mongo_saver.threads import threads_listing, threads_page
 from langgraph_mongo_saver.values import Sealer
 from tests.building import checkpoint, config
 from tests.pure.driving import Driven, Reply, drive, settings
@@ -117,11 +119,20 @@ def _bulk(*codes: int) -> BulkWriteError:
 
 
 def test_blobs_that_are_there_already_are_held() -> None:
-    run = drive(put(planner(), {"a": b"x" * 300_000, "b": b"y" * 300_000}), _bulk(11000), {}, {})
+    run = drive(put(planner(), {"a": b"x" * 300_000, "b": b"y" * 300_000}), _bulk(11000), Reply(1), {})
     assert run.calls == ["blobs.insert_many", "blobs.update_many", PUT]
     query, update = run.requests[1].args
     assert query == {"_id": {"$in": [run.requests[0].args[0][0]["_id"]]}}
     assert update == {"$max": {"held_until": NOW + HOLD}}
+
+
+def test_blobs_that_are_deleted_before_they_can_be_held_are_stored_after_all() -> None:
+    run = drive(put(planner(), {"a": b"x" * 300_000, "b": b"y" * 300_000}), _bulk(11000), Reply(0), {}, {})
+    assert run.calls == ["blobs.insert_many", "blobs.update_many", "blobs.insert_many", PUT]
+    assert run.requests[2].args[0] == run.requests[0].args[0][:1]
+    with pytest.raises(BulkWriteError) as caught:
+        drive(put(planner(), LARGE), *[_bulk(11000), Reply(0)] * 5)
+    assert "state" not in f"{caught.value!r} {caught.value.details}"
 
 
 def test_blobs_of_a_checkpoint_that_was_loaded_are_held_without_a_try_to_store_them() -> None:
@@ -136,6 +147,22 @@ def test_blobs_of_a_checkpoint_that_was_loaded_are_held_without_a_try_to_store_t
 def test_blobs_that_are_refused_stop_the_put_and_the_error_does_not_hold_the_state(error: Any) -> None:
     with pytest.raises(OperationFailure) as caught:
         drive(put(planner(), {"a": b"x" * 300_000, "b": b"y" * 300_000}), error)
+    assert "state" not in f"{caught.value!r} {caught.value.details}"
+
+
+def test_what_a_majority_may_not_have_is_not_taken_to_be_stored_though_it_is_there() -> None:
+    failed = [{"index": 0, "code": 11000, "errmsg": ""}]
+    error = BulkWriteError({"writeErrors": failed, "writeConcernErrors": [{"code": 64, "errmsg": ""}]})
+    with pytest.raises(BulkWriteError):
+        drive(put(planner(), LARGE), error)
+
+
+@pytest.mark.parametrize("error", [_bulk(8000), _bulk(11000, 8000), _bulk()])
+def test_what_is_refused_stops_a_copy_and_the_error_does_not_hold_the_state(error: BulkWriteError) -> None:
+    plan = copy_thread(planner(dialect="basic"), "1", "2", replace_target=False, progress=None)
+    [blob] = blobs_of(LARGE)
+    with pytest.raises(BulkWriteError) as caught:
+        drive(plan, [], [], [], [{"_id": blob["_id"]}], [blob], error)
     assert "state" not in f"{caught.value!r} {caught.value.details}"
 
 
@@ -320,6 +347,15 @@ def test_a_checkpoint_that_vanishes_while_it_is_listed_does_not_count() -> None:
     assert loaded == ["8", "7"]
     assert rest is not None
     assert rest.left == 1
+
+
+def test_a_thread_that_vanishes_while_threads_are_listed_is_left_out() -> None:
+    found = [{"_id": id, "n": 1} for id in ("1", "2")]
+    heads = [{"_id": {"thread_id": id, "checkpoint_ns": ""}, "checkpoints": 1, "head": "1"} for id in ("1", "2")]
+    sizes = [{"_id": "2", "bytes": 9, "last": NOW}]
+    summaries, rest = drive(threads_page(planner(), threads_listing(None, None)), found, heads, sizes, [], []).result
+    assert [(summary.thread_id, summary.bytes) for summary in summaries] == [("2", 9)]
+    assert rest is None
 
 
 @pytest.mark.parametrize("limit", [-1, True, 1.5, "1"])

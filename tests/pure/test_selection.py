@@ -75,6 +75,23 @@ NEEDS = st.dictionaries(
 )
 
 
+@pytest.mark.parametrize(
+    ("metadata", "uses_delta", "channels"),
+    [
+        ({}, False, ()),
+        ({"counters_since_delta_snapshot": {}}, False, ()),
+        ({"counters_since_delta_snapshot": {"log": (1, 1), "never written": (0, 1)}}, True, ("log",)),
+        # As LangGraph.js has it.
+        ({"delta_writes_versioned": True}, True, ("log", "plain")),
+    ],
+)
+def test_what_a_checkpoint_tells_of_delta_channels(
+    metadata: dict[str, object], uses_delta: bool, channels: tuple[str, ...]
+) -> None:
+    facts = Facts.of({"channel_versions": {"log": 1, "plain": 1}}, metadata)
+    assert (facts.uses_delta, facts.delta_channels) == (uses_delta, frozenset(channels))
+
+
 def needed(forest: Forest, drawn: dict[int, Facts]) -> dict[str, Facts]:
     names = sorted(forest)
     return {names[pick % len(names)]: facts for pick, facts in drawn.items()}
