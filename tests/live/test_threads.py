@@ -177,16 +177,16 @@ async def test_touching_reaches_what_was_stored_without_a_time_just_now(
 @pytest.mark.usefixtures("quick_expiry")
 @on_two_surfaces
 async def test_an_active_thread_keeps_what_its_head_needs(open_saver: OpenSurface, mongo: Any, db_name: str) -> None:
-    saver = await open_saver(ttl=2)
+    saver = await open_saver(ttl=5)  # a machine under load may stop for as long as 2 s
     idle = await put(saver, config("idle"))
     head = await delta_thread(saver, "1", 4)
     began = time.monotonic()
     # Until the server has looked for what has expired, after the delta thread's first checkpoints would have.
-    while time.monotonic() - began < 3 or mongo[db_name].checkpoints.count_documents({"thread_id": "idle"}):
+    while time.monotonic() - began < 6 or mongo[db_name].checkpoints.count_documents({"thread_id": "idle"}):
         assert time.monotonic() - began < 120  # the pass that is under way may be of 60 s
         head = await put(saver, head, {}, {"log": 9}, metadata={"counters_since_delta_snapshot": {"log": (1, 1)}})
         [noted] = times(mongo, db_name, "1")
-        assert datetime.now(timezone.utc) - noted < timedelta(seconds=1)
+        assert datetime.now(timezone.utc) - noted < timedelta(seconds=2.5)
         await asyncio.sleep(0.2)
     assert await saver.get_tuple(idle) is None
     found = await saver.call("get_delta_channel_history", config=head, channels=["log"])
