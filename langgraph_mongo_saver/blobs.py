@@ -48,7 +48,7 @@ class BlobPlans:
         """Store blobs, all that are not there yet.
 
         Args:
-            blobs: the blobs.
+            blobs: the blobs, each once.
             active_at: when their thread was last active, if threads expire.
             held: whether clean-up spares those that are new for a while, whatever its grace, as it spares the others.
         """

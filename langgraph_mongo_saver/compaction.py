@@ -88,14 +88,15 @@ def _fold(spec: Any, history: DeltaChannelHistory) -> list[Any]:
 
 def _hold(planner: Planner, head: Address, folded: Mapping[str, Any]) -> Plan[bool]:
     """Let a checkpoint hold these values, all at once; whether it does not hold one of them already."""
-    blobs, entries = [], []
+    blobs: dict[str, Blob] = {}
+    entries = []
     for channel, value in folded.items():
         type_, data = planner.sealer.seal(value, f"channel {channel!r}")
         blob = Blob.of(head.thread_id, type_, data)
-        blobs.append(blob)
+        blobs[blob.digest] = blob  # channels may hold the same
         entries.append({"channel": channel, **blob.reference(type_)})
     active_at = yield from planner.note_activity(head.thread_id)
-    yield from planner.blobs.store(blobs, active_at, held=True)
+    yield from planner.blobs.store(list(blobs.values()), active_at, held=True)
     added = bool((yield pipelines.add_values(head, entries)).matched_count)
     planner.recall.forget_thread(head.thread_id)
     return added

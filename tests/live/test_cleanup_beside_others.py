@@ -129,3 +129,17 @@ async def test_what_was_kept_for_a_head_that_goes_meanwhile_goes_with_its_values
     await saver.call("prune", ["1"], grace=timedelta(hours=1))
     assert deleted == [Removed(1, 1, 1)]
     assert counts(mongo[db_name], "1") == (0, 0, 0)
+
+
+async def test_channels_that_hold_the_same_share_one_value(saver: Surface, mongo: Any, db_name: str) -> None:
+    place, channels = await put(saver, config(), id="1"), ("a", "b", "c")
+    for n in ("2", "3"):
+        await saver.put_writes(place, [(channel, [n]) for channel in channels], "t")
+        place = await put(saver, place, {}, dict.fromkeys(channels, 1), id=n)
+    graph = SimpleNamespace(channels={channel: DeltaChannel(extend, list) for channel in channels})
+    await saver.call("compact_thread", graph, config(), grace=NOW)
+    loaded = await saver.get_tuple(config())
+    assert loaded is not None
+    held = {channel: value.value for channel, value in loaded.checkpoint["channel_values"].items()}
+    assert held == {key: ["2", "3"] for key in channels}
+    assert counts(mongo[db_name], "1") == (1, 0, 1)
