@@ -215,17 +215,17 @@ async def test_only_what_was_stored_long_ago(saver: Surface, mongo: Any, db_name
 
 @on_two_surfaces
 @pytest.mark.parametrize("keep_last", [1, 2])
-@pytest.mark.parametrize("channel", [TASKS, "other"])
+@pytest.mark.parametrize(("version", "channel"), [(3, TASKS), (3, "other"), (4, TASKS)])
 async def test_before_version_4_the_parent_holds_pending_sends(
-    saver: Surface, mongo: Any, db_name: str, channel: str, keep_last: int
+    saver: Surface, mongo: Any, db_name: str, version: int, channel: str, keep_last: int
 ) -> None:
     before = config()
     for n in range(1, 6):
-        made = {**checkpoint({"n": n}, {"n": n}, str(n)), "v": 3}
+        made = {**checkpoint({"n": n}, {"n": n}, str(n)), "v": version}
         before = await saver.put(before, made, {"step": n}, {"n": n})
         await saver.put_writes(before, [(channel, f"send {n}")], "t")
     await prune(saver, keep_last=keep_last)
-    held = keep_last + (channel == TASKS)
+    held = keep_last + (version < 4 and channel == TASKS)
     assert ids(await saver.list(config())) == ["5", "4"][:keep_last]
     assert counts(mongo[db_name], "1")[:2] == (held, held)
     assert await writes(saver, config(checkpoint_id=str(6 - held))) == [("t", channel, f"send {6 - held}")]
