@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -23,6 +24,16 @@ from tests.surfaces import OpenSurface, Surface
 from tests.trees import counts, extend
 
 
+def compact_beside(
+    saver: MongoDBSaver, graph: Any, what: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compact, while another process does something just before the new values are added."""
+    beside = Beside(saver, what, lambda request: (request.part, request.method) == ("checkpoints", "update_one"))
+    monkeypatch.setattr(saver, "_send", beside)
+    saver.compact_thread(graph, at("1"), grace=NOW)
+    assert beside.done
+
+
 def test_a_prune_beside_a_compaction_spares_what_that_is_about_to_add(
     server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,14 +44,7 @@ def test_a_prune_beside_a_compaction_spares_what_that_is_about_to_add(
         graph = loop()(saver)
         graph.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
         before = graph.get_state(at("1")).values
-        beside = Beside(
-            saver,
-            lambda: other.prune(["1"], grace=NOW),
-            lambda request: (request.part, request.method) == ("checkpoints", "update_one"),
-        )
-        monkeypatch.setattr(saver, "_send", beside)
-        saver.compact_thread(graph, at("1"), grace=NOW)
-        assert beside.done
+        compact_beside(saver, graph, lambda: other.prune(["1"], grace=NOW), monkeypatch)
         assert loop()(other).get_state(at("1")).values == before
 
 
@@ -82,18 +86,12 @@ def test_a_compaction_that_another_one_overtakes_is_done_again(
         graph.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
         before = graph.get_state(at("1")).values
         older = SimpleNamespace(channels={"log": graph.channels["log"]})
-        beside = Beside(
-            saver,
-            lambda: other.compact_thread(older, at("1"), grace=NOW),
-            lambda request: request.part == "checkpoints" and request.method == "update_one",
-        )
-        monkeypatch.setattr(saver, "_send", beside)
-        saver.compact_thread(graph, at("1"), grace=NOW)
-        assert beside.done
+        compact_beside(saver, graph, lambda: other.compact_thread(older, at("1"), grace=NOW), monkeypatch)
         [left] = mongo[db_name].checkpoints.find({"checkpoint_ns": ""})
         names = [entry["channel"] for entry in left["values"]]
         assert len(names) == len(set(names))
         assert loop()(other).get_state(at("1")).values == before
+        assert len(list(other.list(at("1")))) == 2  # of the graph and of its subgraph
 
 
 async def test_a_compaction_is_activity_of_its_thread(open_saver: OpenSurface, mongo: Any, db_name: str) -> None:

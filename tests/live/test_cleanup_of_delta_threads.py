@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -324,30 +323,6 @@ def test_a_copy_that_is_made_beside_a_compaction_can_be_read(
             saver.copy_thread("1", "copy", progress=lambda number, total: done.append(number))
             assert beside.done
         assert theirs.get_state(at("copy")).values == before
-
-
-def test_compactions_by_two_releases_of_a_graph_lose_nothing(
-    server: Server, db_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One knows a channel that the other does not, and both compact at once."""
-    with (
-        MongoDBSaver.from_conn_string(server.uri, db_name) as saver,
-        MongoDBSaver.from_conn_string(server.uri, db_name) as other,
-    ):
-        graph = loop()(saver)
-        graph.invoke({"count": 0, "to": 7, "log": ["in"]}, at("1"))
-        before = graph.get_state(at("1")).values
-        older = SimpleNamespace(channels={"log": graph.channels["log"]})
-        beside = Beside(
-            saver,
-            lambda: other.compact_thread(older, at("1"), grace=NOW),
-            lambda request: request.part == "checkpoints" and request.method == "update_one",
-        )
-        monkeypatch.setattr(saver, "_send", beside)
-        saver.compact_thread(graph, at("1"), grace=NOW)
-        assert beside.done
-        assert loop()(other).get_state(at("1")).values == before
-        assert len(list(other.list(at("1")))) == 2  # of the graph and of its subgraph
 
 
 @pytest.mark.parametrize("requests", range(12))

@@ -11,6 +11,7 @@ import pytest
 
 from langgraph_mongo_saver import CorruptCheckpoint, InvalidArgument, MongoDBSaver, ThreadExists
 from tests.building import checkpoint, config
+from tests.live.test_interrupted_cleanup import Killed, killed_after
 from tests.steps import COLLECTIONS, LARGE, ids, put
 from tests.surfaces import OpenSurface, Surface
 from tests.trees import unused_and_missing_blobs
@@ -241,10 +242,6 @@ async def test_a_copy_expires_as_one_thread(open_saver: OpenSurface, mongo: Any,
     assert min(times).year > 2020
 
 
-class Killed(BaseException):
-    """Not an error that anything handles."""
-
-
 @pytest.mark.parametrize("surface_name", ["sync"], indirect=True)
 @DIALECTS
 async def test_a_copy_that_is_stopped_anywhere_can_be_read_and_finished(
@@ -255,21 +252,13 @@ async def test_a_copy_that_is_stopped_anywhere_can_be_read_and_finished(
     saver, again = await open_saver(dialect=dialect), await open_saver(dialect=dialect)
     await fill(saver)
     whole = moved(await saver.list({"configurable": {"thread_id": "1"}}), "copy")
-    send = saver.raw._send
     for requests in itertools.count():
-        left = itertools.count(requests, -1)
-
-        def sending(request: Any, left: Any = left) -> Any:
-            if next(left) <= 0:
-                raise Killed
-            return send(request)
-
-        monkeypatch.setattr(saver.raw, "_send", sending)
-        try:
-            await saver.call("copy_thread", "1", "copy")
-            break
-        except Killed:
-            pass
+        with killed_after(saver.raw, requests, monkeypatch):
+            try:
+                await saver.call("copy_thread", "1", "copy")
+                break
+            except Killed:
+                pass
         copies = await again.list({"configurable": {"thread_id": "copy"}})
         there = [loaded.config for loaded in copies]
         same = all(loaded in whole for loaded in copies)
