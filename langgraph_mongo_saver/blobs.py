@@ -26,8 +26,9 @@ SURE = timedelta(seconds=10)
 """How long a blob that was there is taken to be there still, when another checkpoint takes it over. Clean-up or a
 deletion beside a run may have removed it, and a checkpoint that referred to it could never be read."""
 
-# A blob that is there when it is inserted and gone when it is to be held: only while others store and delete it.
-_ATTEMPTS = 5
+ATTEMPTS = 5
+"""How often a document is stored that is there when it is inserted, and gone when it is to be held, merged or replaced:
+the two alternate only while others delete and store the same document; that many times is no accident."""
 
 _DUPLICATE_KEY = 11000
 
@@ -64,7 +65,7 @@ class BlobPlans:
             self.recall.seen.put((blob.thread_id, blob.digest), self.clock())
 
     def _insert(self, documents: Sequence[Document], active_at: datetime | None) -> Plan[None]:
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 yield pipelines.insert_all("blobs", documents)
                 return

@@ -26,7 +26,7 @@ from langgraph_mongo_saver.address import (
     read_namespace,
     thread_identifier,
 )
-from langgraph_mongo_saver.blobs import BlobPlans, dated, without_documents
+from langgraph_mongo_saver.blobs import ATTEMPTS, BlobPlans, dated, without_documents
 from langgraph_mongo_saver.codec import (
     CheckpointDraft,
     Document,
@@ -53,10 +53,6 @@ Load = Callable[[], CheckpointTuple]
 
 PAGE = 128
 """Checkpoints fetched at a time by `list`: memory holds no more, and a hundred take three commands."""
-
-# An insert that meets a duplicate and a replacement that meets nothing alternate only while others delete and store
-# the same document; that many times is no accident.
-_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -261,7 +257,7 @@ class Planner:
             new = draft.finish(parent)
         active_at = yield from self.note_activity(new.address.thread_id)
         yield from self.blobs.store(new.blobs, active_at)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             document = dated(new.document, active_at)
             try:
                 yield pipelines.insert("checkpoints", document)
@@ -302,7 +298,7 @@ class Planner:
         active_at = yield from self.note_activity(document["thread_id"])
         yield from self.blobs.store(blobs, active_at)
         with_time = dated(document, active_at)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 yield pipelines.insert("writes", with_time)
                 return
