@@ -337,6 +337,7 @@ class AsyncMongoDBSaver(SyncOverAsync["AsyncMongoClient[Any]"]):
         Raises:
             InvalidArgument: if both are the same, or an id is not a string.
             ThreadExists: if the target holds something else than copies of the source's checkpoints.
+            CorruptCheckpoint: if the source is another saver's, or the target was pruned or deleted meanwhile.
         """
         await self._run(
             copy_thread(

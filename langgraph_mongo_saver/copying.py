@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
@@ -11,7 +11,7 @@ from pymongo.errors import BulkWriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import thread_identifier
-from langgraph_mongo_saver.blobs import only_duplicates, without_documents
+from langgraph_mongo_saver.blobs import HOLD, only_duplicates, without_documents
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument, ThreadExists
 from langgraph_mongo_saver.pipelines import Part, Plan
@@ -20,6 +20,10 @@ from langgraph_mongo_saver.plans import Planner
 _ORDER: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
 _BATCH = 500  # checkpoints copied within the server at a time
 _PAGE = 100  # documents that go through this process at a time
+
+# How long clean-up of the target spares what is as old as the source's, and referred to by nothing until all is there.
+# Blobs are looked for again, and would stay behind that long where the copy is pruned.
+_HOLDS: Mapping[Part, timedelta] = {"blobs": HOLD, "writes": timedelta(hours=1)}
 
 
 def copy_thread(
@@ -56,19 +60,34 @@ def _copy_thread(
         )
     checkpoints.sort(key=itemgetter("checkpoint_ns"), reverse=True)
     checkpoints.sort(key=itemgetter("checkpoint_id"))
-    active_at = planner.activity()
+    times = {} if (active_at := planner.activity()) is None else {"active_at": active_at}
     # Checkpoints last, and those with the smallest ids first: what a kill leaves can be read, and copying again does
     # the rest.
     for done, part in enumerate(_ORDER, 1):
-        yield from _copy(planner, part, source, target, checkpoints if part == "checkpoints" else None, active_at)
+        yield from _copy(planner, part, source, target, checkpoints if part == "checkpoints" else None, times)
+        if part == "checkpoints":
+            yield from _check_target(source, target, checkpoints)
         if part != "blobs":
             # What runs have written since, or a compaction, may refer to blobs that are as new.
             missing = _places((yield from _keys("blobs", source))) - _places((yield from _keys("blobs", target)))
             late = [{"thread_id": source, "blob": blob, "part": number} for blob, number in sorted(missing)]
-            yield from _copy(planner, "blobs", source, target, late, active_at)
+            yield from _copy(planner, "blobs", source, target, late, times)
         if progress:
             progress(done, len(_ORDER))
     yield from planner.note_activity(target, always=True)
+
+
+def _check_target(source: str, target: str, checkpoints: Sequence[Document]) -> Plan[None]:
+    """Refuse to take for a copy what another process has deleted from; what is gone from the source too may be gone.
+
+    A fork that is copied after its ancestors were pruned would lack their part of its state.
+    """
+    missing = _places(checkpoints) - _places((yield from _keys("checkpoints", target)))
+    if missing and (lost := missing & _places((yield from _keys("checkpoints", source)))):
+        raise CorruptCheckpoint(
+            f"Thread {target!r} lacks {len(lost)} of thread {source!r}'s checkpoints: another process has pruned or "
+            "deleted it while it was being copied; copy it again, with replace_target=True, when that is over"
+        )
 
 
 def _keys(part: Part, thread_id: str) -> Plan[list[Any]]:
@@ -96,27 +115,29 @@ def _copy(
     source: str,
     target: str,
     keys: Sequence[Document] | None,
-    active_at: datetime | None,
+    times: Mapping[str, datetime],
 ) -> Plan[None]:
+    if part in _HOLDS:
+        times = {**times, "held_until": planner.clock() + _HOLDS[part]}
     if not planner.settings.joins:
-        yield from _copy_by_pages(part, source, target, keys, active_at)
+        yield from _copy_by_pages(part, source, target, keys, times)
         return
     # Not what another saver has written to the thread, whose _id is not ours to make.
     queries: list[Document] = [{"thread_id": source, "_id.thread_id": source}]
     if keys is not None:
         queries = [{"_id": {"$in": keys[n : n + _BATCH]}} for n in range(0, len(keys), _BATCH)]
     for query in queries:
-        yield pipelines.copy(part, planner.settings.name_of(part), query, target, active_at)
+        yield pipelines.copy(part, planner.settings.name_of(part), query, target, times)
 
 
 def _copy_by_pages(
-    part: Part, source: str, target: str, keys: Sequence[Document] | None, active_at: datetime | None
+    part: Part, source: str, target: str, keys: Sequence[Document] | None, times: Mapping[str, datetime]
 ) -> Plan[None]:
     if keys is None:
         keys = [key for key in (yield from _keys(part, source)) if isinstance(key, dict)]
     for start in range(0, len(keys), _PAGE):
         documents = yield pipelines.whole(part, keys[start : start + _PAGE])
-        copies = [_copied(document, target) | ({"active_at": active_at} if active_at else {}) for document in documents]
+        copies = [{**_copied(document, target), **times} for document in documents]
         if not copies:
             continue
         try:

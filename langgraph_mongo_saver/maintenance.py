@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -342,7 +342,7 @@ def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[PartKey],
     nodes = yield pipelines.nodes_of_thread(thread_id)
     writes = yield pipelines.writes_of_thread(thread_id)
     stored = {_place(row) for row in nodes} - going
-    orphans = _orphans(writes, stored, now - options.grace) - going
+    orphans = _orphans(writes, stored, now, options.grace) - going
     used = {key for row in nodes if _place(row) in stored for key in part_keys(thread_id, row["values"])}
     for write in writes:
         if _place(write) not in going and _place(write) not in orphans:
@@ -350,7 +350,8 @@ def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[PartKey],
     removed = 0
     for ns in sorted({ns for ns, _ in orphans}):
         for batch in _batches(sorted(i for other, i in orphans if other == ns)):
-            removed += yield from _take("writes", pipelines.some(Address(thread_id, ns), batch), options)
+            query = pipelines.not_held(pipelines.some(Address(thread_id, ns), batch), now)
+            removed += yield from _take("writes", query, options)
     unused: list[Document] = [
         row["_id"]
         for row in (yield pipelines.blobs_of_thread(thread_id))
@@ -358,7 +359,7 @@ def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[PartKey],
     ]
     blobs = 0
     for keys in _batches(unused):
-        blobs += yield from _take("blobs", pipelines.not_held(keys, now), options)
+        blobs += yield from _take("blobs", pipelines.not_held({"_id": {"$in": list(keys)}}, now), options)
     return Removed(writes=removed, blobs=blobs)
 
 
@@ -366,12 +367,13 @@ def _place(row: Document) -> tuple[str, str]:
     return row["checkpoint_ns"], row["checkpoint_id"]
 
 
-def _orphans(writes: Iterable[Document], stored: Places, before: datetime) -> Places:
+def _orphans(writes: Iterable[Document], stored: Places, now: datetime, grace: timedelta) -> Places:
     heads: dict[str, str] = {}
     for ns, checkpoint_id in stored:
         heads[ns] = max(heads.get(ns, ""), checkpoint_id)
     # The writes of a checkpoint that is still to come have a greater id than the head, or are young.
-    young = {_place(write) for write in writes if write["stored_at"] >= before}
+    before = now - grace
+    young = {_place(write) for write in writes if write["stored_at"] >= before or write.get("held_until", before) > now}
     return {
         (ns, i) for ns, i in {_place(write) for write in writes} - stored - young if ns not in heads or i < heads[ns]
     }

@@ -431,7 +431,7 @@ def threads_of_runs(run_ids: Sequence[str]) -> Request:
 
 def writes_of_thread(thread_id: str) -> Request:
     """To what checkpoints a thread has writes, since when, and the blobs that they refer to."""
-    names = ("checkpoint_ns", "checkpoint_id", "stored_at", "writes.blob", "writes.parts")
+    names = ("checkpoint_ns", "checkpoint_id", "stored_at", "held_until", "writes.blob", "writes.parts")
     return _find("writes", {"thread_id": thread_id}, projection={"_id": 0, **dict.fromkeys(names, 1)})
 
 
@@ -445,9 +445,9 @@ def some(address: Address, checkpoint_ids: Sequence[str]) -> Document:
     return {**_of(address.at(None)), "checkpoint_id": {"$in": list(checkpoint_ids)}}
 
 
-def not_held(keys: Sequence[Document], now: datetime) -> Document:
-    """The query for blobs, but for those that a put has just found there and is about to refer to."""
-    return {"_id": {"$in": list(keys)}, "held_until": {"$not": {"$gt": now}}}
+def not_held(query: Document, now: datetime) -> Document:
+    """The query, but for what a put or a copy is about to refer to."""
+    return {**query, "held_until": {"$not": {"$gt": now}}}
 
 
 def count(part: Part, query: Document) -> Request:
@@ -493,11 +493,9 @@ def whole(part: Part, keys: Sequence[Document]) -> Request:
     return _find(part, {"_id": {"$in": list(keys)}})
 
 
-def copy(part: Part, collection: str, query: Document, target: str, active_at: datetime | None) -> Request:
-    """Copy documents of one collection to another thread, within the server."""
-    change: Document = {"thread_id": {"$literal": target}, "_id.thread_id": {"$literal": target}}
-    if active_at is not None:
-        change["active_at"] = active_at
+def copy(part: Part, collection: str, query: Document, target: str, times: Mapping[str, datetime]) -> Request:
+    """Copy documents of one collection to another thread, within the server, with times of their own."""
+    change: Document = {"thread_id": {"$literal": target}, "_id.thread_id": {"$literal": target}, **times}
     stages: list[Document] = [{"$match": query}]
     if part == "checkpoints":
         stages.append({"$sort": {"checkpoint_id": ASCENDING, "checkpoint_ns": DESCENDING}})

@@ -336,6 +336,7 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
         Raises:
             InvalidArgument: if both are the same, or an id is not a string.
             ThreadExists: if the target holds something else than copies of the source's checkpoints.
+            CorruptCheckpoint: if the source is another saver's, or the target was pruned or deleted meanwhile.
         """
         self._run(
             copy_thread(

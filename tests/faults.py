@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from pymongo.monitoring import (
     CommandStartedEvent,
     CommandSucceededEvent,
 )
+
+from langgraph_mongo_saver import MongoDBSaver
 
 _COMMAND_NOT_FOUND = 59
 # Sent by the driver on its own account.
@@ -202,3 +204,27 @@ class Proxy:
 def _shut(connection: socket.socket) -> None:
     with suppress(OSError):  # the other end was first
         connection.shutdown(socket.SHUT_RDWR)
+
+
+class Beside:
+    """Something that another process does, once, before a saver sends a certain request."""
+
+    def __init__(self, saver: MongoDBSaver, what: Callable[[], object], when: Callable[[Any], bool]) -> None:
+        self._send, self._what, self._when, self.done = saver._send, what, when, False
+
+    def __call__(self, request: Any) -> Any:
+        if not self.done and self._when(request):
+            self.done = True
+            self._what()
+        return self._send(request)
+
+
+def nth(number: int, *parts: str) -> Callable[[Any], bool]:
+    """Whether a request is so manieth of those to some collections."""
+    left = [number]
+
+    def reached(request: Any) -> bool:
+        left[0] -= request.part in parts
+        return left[0] == 0
+
+    return reached

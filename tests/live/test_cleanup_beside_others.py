@@ -16,8 +16,9 @@ from typing_extensions import TypedDict
 
 from langgraph_mongo_saver import MongoDBSaver, Removed
 from tests.building import config
+from tests.faults import Beside
 from tests.graphs import Run
-from tests.live.test_cleanup_of_delta_threads import NOW, Beside, at, loop
+from tests.live.test_cleanup_of_delta_threads import NOW, at, loop
 from tests.servers import Server
 from tests.steps import COLLECTIONS, LARGE, put
 from tests.surfaces import OpenSurface, Surface
@@ -116,14 +117,13 @@ async def test_what_was_kept_for_a_head_that_goes_meanwhile_goes_with_its_values
         counted = {"counters_since_delta_snapshot": {"log": (n, n)}} if n > 1 else {}
         before = await put(saver, before, given, {"log": n}, metadata={"run_id": run, **counted}, id=str(n))
         await saver.put_writes(before, [("log", [f"{n}" * LARGE])], "t")
-    send, deleted = saver.raw._send, []
-
-    def sending(request: Any) -> Any:
-        if not deleted and (request.part, request.method) == ("checkpoints", "update_many"):
-            deleted.append(other.raw.delete_for_runs(["b"]))
-        return send(request)
-
-    monkeypatch.setattr(saver.raw, "_send", sending)
+    deleted: list[Removed] = []
+    retires = Beside(
+        saver.raw,
+        lambda: deleted.append(other.raw.delete_for_runs(["b"])),
+        lambda request: (request.part, request.method) == ("checkpoints", "update_many"),
+    )
+    monkeypatch.setattr(saver.raw, "_send", retires)
     await saver.call("prune", ["1"], grace=timedelta(hours=1))
     assert deleted == [Removed(1, 1, 1)]
     assert counts(mongo[db_name], "1") == (0, 0, 0)

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from langgraph_mongo_saver import MongoDBSaver, Removed, history
 from langgraph_mongo_saver.cleanup import Options
 from langgraph_mongo_saver.compaction import compact_thread
+from tests.faults import Beside, nth
 from tests.graphs import Compile, Run
 from tests.servers import Server
 from tests.surfaces import OpenSurface, Surface
@@ -191,30 +192,6 @@ async def test_a_dry_compaction_changes_nothing(saver: Surface, mongo: Any, db_n
     assert (counts(mongo[db_name], "1"), mongo[db_name].checkpoints.find_one(sort=[("checkpoint_id", -1)])) == before
     assert told == await saver.call("compact_thread", graph, at("1"), grace=NOW)
     assert told.checkpoints > 10
-
-
-class Beside:
-    """Something that another process does, once, before a saver sends a certain request."""
-
-    def __init__(self, saver: MongoDBSaver, what: Callable[[], object], when: Callable[[Any], bool]) -> None:
-        self._send, self._what, self._when, self.done = saver._send, what, when, False
-
-    def __call__(self, request: Any) -> Any:
-        if not self.done and self._when(request):
-            self.done = True
-            self._what()
-        return self._send(request)
-
-
-def nth(number: int, *parts: str) -> Callable[[Any], bool]:
-    """Whether a request is so manieth of those to some collections."""
-    left = [number]
-
-    def reached(request: Any) -> bool:
-        left[0] -= request.part in parts
-        return left[0] == 0
-
-    return reached
 
 
 @pytest.mark.parametrize("dialect", ["mongodb", "basic"])

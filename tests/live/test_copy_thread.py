@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import bson
 import pytest
 
 from langgraph_mongo_saver import CorruptCheckpoint, InvalidArgument, MongoDBSaver, ThreadExists
+from langgraph_mongo_saver.pipelines import PARTS
 from tests.building import checkpoint, config
+from tests.faults import Beside, nth
 from tests.live.test_interrupted_cleanup import Killed, killed_after
 from tests.steps import COLLECTIONS, LARGE, ids, put
 from tests.surfaces import OpenSurface, Surface
 from tests.trees import unused_and_missing_blobs
 
 HUGE = bytes(range(256)) * 1200
+MARKS = {"active_at", "held_until"}
 on_two_surfaces = pytest.mark.parametrize("surface_name", ["sync", "async"], indirect=True)
 DIALECTS = pytest.mark.parametrize("dialect", ["mongodb", "basic"])
 
@@ -39,12 +42,12 @@ async def fill(saver: Surface, thread_id: str = "1") -> None:
 
 
 def documents(mongo: Any, db_name: str, thread_id: str) -> dict[str, list[bytes]]:
-    """The documents of a thread as bytes, but for the thread's id."""
+    """The documents of a thread as bytes, but for the thread's id, and for when they may go."""
     found: dict[str, list[bytes]] = {}
     for name in COLLECTIONS:
         mine = mongo[db_name][name].find({"thread_id": thread_id})
         plain = [{**d, "_id": {**d["_id"], "thread_id": 0}, "thread_id": 0} for d in mine]
-        found[name] = sorted(bson.encode({k: v for k, v in d.items() if k != "active_at"}) for d in plain)
+        found[name] = sorted(bson.encode({k: v for k, v in d.items() if k not in MARKS}) for d in plain)
     return found
 
 
@@ -269,3 +272,41 @@ async def test_a_copy_that_is_stopped_anywhere_can_be_read_and_finished(
         assert same, requests
         await again.delete_thread("copy")
     assert requests > 10
+
+
+@pytest.mark.parametrize("surface_name", ["sync"], indirect=True)
+@DIALECTS
+async def test_an_old_thread_is_copied_whole_beside_clean_up_of_the_copy(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the copy says so: what it has begun with is referred to by nothing yet, and as old as the thread."""
+    for name in ("_BATCH", "_PAGE"):
+        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", 5)
+    saver, other = await open_saver(dialect=dialect), MongoDBSaver(mongo, db_name)
+    await fill(saver)
+    for name in COLLECTIONS:
+        mongo[db_name][name].update_many({}, {"$set": {"stored_at": datetime(2020, 1, 1)}})
+    whole = moved(await saver.list({"configurable": {"thread_id": "1"}}), "copy")
+    checkpoints, outcomes = mongo[db_name]["checkpoints"], []
+
+    def clean_up() -> None:
+        if checkpoints.count_documents({"thread_id": "copy"}) < len(whole):  # afterwards it is a thread like any other
+            other.prune(["copy"], grace=timedelta(0))
+
+    for number in itertools.count(1):
+        sent = Beside(saver.raw, clean_up, nth(number, *PARTS))
+        with monkeypatch.context() as patched:
+            patched.setattr(saver.raw, "_send", sent)
+            try:
+                await saver.call("copy_thread", "1", "copy", replace_target=True)
+                outcomes.append("whole")
+            except CorruptCheckpoint as error:
+                outcomes.append("refused" if "replace_target=True" in str(error) else str(error))
+        if not sent.done:
+            break
+        if outcomes[-1] == "whole":
+            copies = await saver.list({"configurable": {"thread_id": "copy"}})
+            same = copies == whole
+            assert same, number
+    assert outcomes.count("whole") > 10
+    assert set(outcomes) == {"whole", "refused"}

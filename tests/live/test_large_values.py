@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from langgraph_mongo_saver import CorruptCheckpoint, MongoDBSaver
+from langgraph_mongo_saver import CorruptCheckpoint, MongoDBSaver, Removed
 from tests.building import checkpoint, config
-from tests.faults import CommandRecorder
+from tests.faults import Beside, CommandRecorder
 from tests.steps import LARGE, put, values, writes
 from tests.surfaces import OpenSurface, Surface
 
@@ -168,14 +168,13 @@ async def test_a_value_that_older_checkpoints_share_is_there_though_they_go_mean
     head = await put(saver, first, {"big": "y" * LARGE}, {"big": 2}, id="2")
     other: MongoDBSaver = (await open_saver()).raw
     other.setup()
-    send, pruned = other._send, []
-
-    def sending(request: Any) -> Any:
-        if not pruned and (request.part, request.method) == request_:
-            pruned.append(saver.raw.prune(["1"]))
-        return send(request)
-
-    monkeypatch.setattr(other, "_send", sending)
+    pruned: list[Removed] = []
+    prunes = Beside(
+        other,
+        lambda: pruned.append(saver.raw.prune(["1"])),
+        lambda request: (request.part, request.method) == request_,
+    )
+    monkeypatch.setattr(other, "_send", prunes)
     made = checkpoint({"big": "x" * LARGE}, {"big": 3}, "3")
     later = other.put(head, made, {"source": "loop", "step": 3}, {"big": 3})
     assert [removed.checkpoints for removed in pruned] == [1]

@@ -142,7 +142,7 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "hold", pipelines.hold_blobs(keys, NOW, NOW)
     yield "cut", pipelines.cut_parents(one, some)
     yield "delete some", pipelines.delete("writes", pipelines.some(one, some))
-    yield "delete blobs", pipelines.delete("blobs", pipelines.not_held(keys, NOW))
+    yield "delete blobs", pipelines.delete("blobs", pipelines.not_held({"_id": {"$in": keys}}, NOW))
     yield "nodes", pipelines.nodes_of_thread("2")
     yield "writes of a thread", pipelines.writes_of_thread("2")
     yield "blobs of a thread", pipelines.blobs_of_thread("2")

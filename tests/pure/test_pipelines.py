@@ -68,6 +68,7 @@ BY_NAME: dict[str, Any] = {
 BY_TYPE: dict[Any, Any] = {
     Address: ADDRESS,
     Document: WRITES,
+    Mapping[str, datetime]: {"active_at": NOW},
     Sequence[Address]: [ADDRESS, ADDRESS._replace(thread_id="$hostile too")],
     Sequence[Document]: [KEY],
     Sequence[str]: [HOSTILE],
