@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -15,13 +15,18 @@ from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeou
 from langgraph_mongo_saver.codec import Document, has_layout
 from langgraph_mongo_saver.event_pipelines import TOLD
 from langgraph_mongo_saver.events import CheckpointEvent, Kind, Position
-from langgraph_mongo_saver.metadata import readable
+from langgraph_mongo_saver.metadata import key_of, readable
 from langgraph_mongo_saver.retry import is_transient
 from langgraph_mongo_saver.values import BlobParts, Packed, PartKey, Sealer, part_keys, unpack
 
 logger = logging.getLogger(__name__)
 
-_WRITES_FIELD = re.compile(r"writes(?:\.(\d+))?(?:\.|$)")
+# The channel, by its name in the database, and which of its writes; neither where all are new.
+_WRITES_FIELD = re.compile(r"writes(?:\.([^.]+)(?:\.(\d+))?)?(?:\.|$)")
+
+Changed = frozenset[tuple[str | None, int | None]]
+
+_EVERYTHING: Changed = frozenset({(None, None)})
 
 
 # --- what it answers -----------------------------------------------------------------------------------------------
@@ -32,21 +37,21 @@ class Draft:
     """An event whose values are still serialized."""
 
     event: CheckpointEvent
-    told: Sequence[Packed] = ()
+    told: Sequence[tuple[str, Packed]] = ()
 
     @property
     def keys(self) -> list[PartKey]:
         """The blob parts that its values are in."""
-        return part_keys(self.event.thread_id, self.told)
+        return part_keys(self.event.thread_id, (packed for _, packed in self.told))
 
     def finish(self, sealer: Sealer, parts: BlobParts) -> CheckpointEvent:
         """The event. Where a value cannot be deserialized, which is logged, it comes without its values."""
         interrupts: list[Any] = []
         error: str | None = None
         try:
-            values = unpack(sealer, self.event.thread_id, self.told, parts)
-            for packed, value in zip(self.told, values, strict=True):
-                if packed["channel"] == ERROR:
+            values = unpack(sealer, self.event.thread_id, (packed for _, packed in self.told), parts)
+            for (channel, _), value in zip(self.told, values, strict=True):
+                if channel == ERROR:
                     error = str(value)
                 else:
                     interrupts.extend(value if isinstance(value, (list, tuple)) else [value])
@@ -89,22 +94,23 @@ def draft_of_change(change: Document) -> Draft | None:
     document = change.get("fullDocument")
     if not document or "thread_id" not in document:
         return None  # an update of what has been deleted since
-    indices = None
+    changed: Changed = _EVERYTHING
     if change["operationType"] == "update":
-        found = [match[1] for match in map(_WRITES_FIELD.match, change.get("changed") or ()) if match]
-        if not found:
+        matches = [match for match in map(_WRITES_FIELD.match, change.get("changed") or ()) if match]
+        if not matches:
             return None  # a thread that was kept alive, or writes that were there already
-        indices = None if None in found else {int(index) for index in found}
-    return draft_of(document, position_of(change), indices)
+        changed = frozenset((match[1], int(match[2]) if match[2] else None) for match in matches)
+    draft = draft_of(document, position_of(change), changed)
+    return draft if "task_id" not in document or draft.event.channels else None
 
 
-def draft_of(document: Document, position: Position, indices: Collection[int] | None = None) -> Draft:
+def draft_of(document: Document, position: Position, changed: Changed = _EVERYTHING) -> Draft:
     """The event of a stored document.
 
     Args:
         document: a checkpoint's, or a task's writes.
         position: where it stands.
-        indices: of writes, those that are new; None for all.
+        changed: which writes are new.
 
     Raises:
         ValueError: if the document has a shape that this release does not know.
@@ -120,7 +126,7 @@ def draft_of(document: Document, position: Position, indices: Collection[int] | 
             "created_at": at if at.tzinfo else at.replace(tzinfo=timezone.utc),
             "position": str(position),
         }
-        return _of_writes(document, common, indices) if "task_id" in document else _of_checkpoint(document, common)
+        return _of_writes(document, common, changed) if "task_id" in document else _of_checkpoint(document, common)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -141,11 +147,17 @@ def _of_checkpoint(document: Document, common: dict[str, Any]) -> Draft:
     )
 
 
-def _of_writes(document: Document, common: dict[str, Any], indices: Collection[int] | None) -> Draft:
-    writes = [write for n, write in enumerate(document["writes"]) if indices is None or n in indices]
-    channels = tuple(dict.fromkeys(write["channel"] for write in writes))
+def _of_writes(document: Document, common: dict[str, Any], changed: Changed) -> Draft:
+    writes = [
+        (key_of(name), write)
+        for name, of_channel in document["writes"].items()
+        for n, write in enumerate(of_channel)
+        if not changed.isdisjoint([(None, None), (name, None), (name, n)])
+    ]
+    writes.sort(key=lambda each: each[1]["idx"])
+    channels = tuple(dict.fromkeys(channel for channel, _ in writes))
     kind: Kind = "error" if ERROR in channels else "interrupt" if INTERRUPT in channels else "writes"
-    told = [write for write in writes if write["channel"] in TOLD]
+    told = [(channel, write) for channel, write in writes if channel in TOLD]
     return Draft(CheckpointEvent(kind=kind, task_id=document["task_id"], channels=channels, **common), told)
 
 

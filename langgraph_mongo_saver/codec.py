@@ -27,7 +27,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.errors import CorruptCheckpoint, TooLarge
-from langgraph_mongo_saver.metadata import queryable
+from langgraph_mongo_saver.metadata import field, key_of, queryable
 from langgraph_mongo_saver.values import Blob, BlobParts, Budget, Packed, Sealer, place, unpack
 
 LAYOUT = 1
@@ -45,7 +45,7 @@ SEGMENT = 256
 # More names would make an index of them slow; such checkpoints are scanned for.
 _POPULATED_BYTES = 1024
 
-# writes_sort_key of langgraph.checkpoint.base; a document has its writes in the order of their idx.
+# writes_sort_key of langgraph.checkpoint.base: task path, task id, idx.
 _ORDER = itemgetter(0, 1, 2)
 
 Document = dict[str, Any]
@@ -387,6 +387,9 @@ def writes_document(
     sealed = [sealer.seal(value, f"write to channel {channel!r}") for _, (channel, value) in ordered]
     limits = [_WRITES_BUDGET.changed] * len(sealed)
     placed, blobs = place(address.thread_id, sealed, limits, _WRITES_BUDGET.document)
+    by_channel: dict[str, list[Packed]] = {}
+    for (idx, (channel, _)), packed in zip(ordered, placed, strict=True):
+        by_channel.setdefault(field(channel), []).append({"idx": idx, **packed})
     document = {
         "_id": {**address.key, "task_id": task_id},
         **address.key,
@@ -394,61 +397,74 @@ def writes_document(
         "task_path": task_path,
         "layout": LAYOUT,
         "stored_at": now,
-        "writes": [
-            {"idx": idx, "channel": channel, **packed}
-            for (idx, (channel, _)), packed in zip(ordered, placed, strict=True)
-        ],
+        "writes": by_channel,
     }
     return document, blobs
+
+
+def entries(document: Document) -> list[tuple[str, Packed]]:
+    """A task's writes, packed, each with its channel."""
+    return [(key_of(name), write) for name, writes in document["writes"].items() for write in writes]
 
 
 def pending_writes(
     sealer: Sealer, thread_id: str, documents: Iterable[Document], parts: BlobParts
 ) -> list[PendingWrite]:
-    """Stored writes in the order in which LangGraph applies them: `writes_sort_key`, by task path, task id and idx."""
-    written = [(task_id, write) for _, _, task_id, writes in in_order(documents) for write in writes]
-    return opened(sealer, thread_id, written, parts)
+    """Stored writes in the order in which LangGraph applies them: `writes_sort_key`, by task path, task id and idx.
+
+    Raises:
+        CorruptCheckpoint: if a blob is missing or the layout is unknown.
+        PlaintextRefused: if the saver encrypts and a write is not encrypted.
+    """
+    found: list[tuple[str, str, int, str, Packed]] = []
+    for document in documents:
+        check_layout(document)
+        path, task_id = str(document["task_path"]), str(document["task_id"])
+        found += [(w.get("task_path", path), task_id, w["idx"], channel, w) for channel, w in entries(document)]
+    found.sort(key=_ORDER)
+    values = unpack(sealer, thread_id, (write for *_, write in found), parts)
+    return [(task_id, channel, value) for (_, task_id, _, channel, _), value in zip(found, values, strict=True)]
 
 
-def opened(
-    sealer: Sealer, thread_id: str, written: Sequence[tuple[str, Packed]], parts: BlobParts
-) -> list[PendingWrite]:
-    """Packed writes, each with its task's id, as LangGraph reads them."""
-    values = unpack(sealer, thread_id, (write for _, write in written), parts)
-    return [(task_id, write["channel"], value) for (task_id, write), value in zip(written, values, strict=True)]
-
-
-def in_order(
-    documents: Iterable[Document], ranks: Mapping[str, int] | None = None
-) -> list[tuple[int, str, str, Sequence[Packed]]]:
-    """Stored writes, packed, in the order of their checkpoints, and within one in that in which LangGraph applies them.
+def written_since(
+    documents: Iterable[Document], ranks: Mapping[str, int], begins: Mapping[str, int]
+) -> dict[str, list[tuple[str, Packed]]]:
+    """The writes to some channels, packed, each with its task's id: by checkpoint, and then in LangGraph's order.
 
     Args:
         documents: the documents of the writes.
-        ranks: the place of each checkpoint in the order, by its id; writes of others are left out. None where all
-            are of one.
-
-    Returns:
-        For each task the rank of its checkpoint, task path, task id and writes. A task that wrote under several paths
-        comes once for each.
+        ranks: the place of each checkpoint in the order, by its id; writes of others are left out.
+        begins: for each channel, the rank of the first checkpoint whose writes to it are wanted.
 
     Raises:
         CorruptCheckpoint: if a document has an unknown layout.
     """
-    found: list[tuple[int, str, str, Sequence[Packed]]] = []
+    never = len(ranks)
+    named = {field(channel): begin for channel, begin in begins.items()}
+    found: dict[str, list[tuple[int, str, str, Sequence[Packed]]]] = {name: [] for name in named}
     for document in documents:
         check_layout(document)
-        rank = 0 if ranks is None else ranks.get(document["checkpoint_id"])
-        if rank is None:
+        if (rank := ranks.get(document["checkpoint_id"])) is None:
             continue
-        task_path, writes = document["task_path"], document["writes"]
-        # What was merged into the writes of a task stands behind them, with its own path.
-        if writes and "task_path" in writes[-1]:
-            by_path: dict[str, list[Packed]] = {}
-            for write in sorted(writes, key=itemgetter("idx")):
-                by_path.setdefault(write.get("task_path", task_path), []).append(write)
-            found += [(rank, path, document["task_id"], of_path) for path, of_path in by_path.items()]
-        else:
-            found.append((rank, task_path, document["task_id"], writes))
-    found.sort(key=_ORDER)
-    return found
+        path, task_id = document["task_path"], document["task_id"]
+        for name, writes in document["writes"].items():
+            if rank < named.get(name, never) or not writes:
+                continue
+            # What was merged into the writes of a task stands behind them, with its own path.
+            if "task_path" in writes[-1]:
+                found[name] += [(rank, own, task_id, of_path) for own, of_path in _by_path(path, writes)]
+            else:
+                found[name].append((rank, path, task_id, writes))
+    for tasks in found.values():
+        tasks.sort(key=_ORDER)
+    return {
+        channel: [(task_id, write) for _, _, task_id, writes in tasks for write in writes]
+        for channel, tasks in zip(begins, found.values(), strict=True)
+    }
+
+
+def _by_path(path: str, writes: Sequence[Packed]) -> Iterable[tuple[str, Sequence[Packed]]]:
+    paths: dict[str, list[Packed]] = {}
+    for write in sorted(writes, key=itemgetter("idx")):
+        paths.setdefault(write.get("task_path", path), []).append(write)
+    return paths.items()

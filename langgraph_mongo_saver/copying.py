@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from operator import itemgetter
 from typing import Any
 
 from pymongo.errors import BulkWriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import thread_identifier
-from langgraph_mongo_saver.blobs import HOLD, only_duplicates, without_documents
+from langgraph_mongo_saver.blobs import only_duplicates, without_documents
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument, ThreadExists
 from langgraph_mongo_saver.pipelines import Part, Plan
 from langgraph_mongo_saver.plans import Planner
+from langgraph_mongo_saver.selection import copy_order
 
 _ORDER: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
 _BATCH = 500  # checkpoints copied within the server at a time
 _PAGE = 100  # documents that go through this process at a time
 
-# How long clean-up of the target spares what is as old as the source's, and referred to by nothing until all is there.
-# Blobs are looked for again, and would stay behind that long where the copy is pruned.
-_HOLDS: Mapping[Part, timedelta] = {"blobs": HOLD, "writes": timedelta(hours=1)}
+# How long clean-up of the target spares what is as old as the source's, and referred to by nothing yet.
+_HOLD = timedelta(hours=1)
 
 
 def copy_thread(
@@ -58,23 +57,28 @@ def _copy_thread(
             f"Thread {target!r} holds checkpoints or writes that are not copies of thread {source!r}'s; choose another "
             "target_thread_id, or pass replace_target=True to delete what it holds"
         )
-    checkpoints.sort(key=itemgetter("checkpoint_ns"), reverse=True)
-    checkpoints.sort(key=itemgetter("checkpoint_id"))
+    checkpoints = copy_order(checkpoints)
+    until = planner.clock() + _HOLD
     times = {} if (active_at := planner.activity()) is None else {"active_at": active_at}
+    held = {**times, "held_until": until}
     # Checkpoints last, and those with the smallest ids first: what a kill leaves can be read, and copying again does
     # the rest.
     for done, part in enumerate(_ORDER, 1):
-        yield from _copy(planner, part, source, target, checkpoints if part == "checkpoints" else None, times)
         if part == "checkpoints":
+            yield from _copy(planner, part, source, target, checkpoints, times)
             yield from _check_target(source, target, checkpoints)
+        else:
+            yield from _copy(planner, part, source, target, None, held)
         if part != "blobs":
             # What runs have written since, or a compaction, may refer to blobs that are as new.
             missing = _places((yield from _keys("blobs", source))) - _places((yield from _keys("blobs", target)))
             late = [{"thread_id": source, "blob": blob, "part": number} for blob, number in sorted(missing)]
-            yield from _copy(planner, "blobs", source, target, late, times)
+            yield from _copy(planner, "blobs", source, target, late, held)
         if progress:
             progress(done, len(_ORDER))
     yield from planner.note_activity(target, always=True)
+    # Lest they stay behind if the copy is pruned at once; there are few of them, and many writes.
+    yield pipelines.release_blobs(target, until)
 
 
 def _check_target(source: str, target: str, checkpoints: Sequence[Document]) -> Plan[None]:
@@ -117,8 +121,6 @@ def _copy(
     keys: Sequence[Document] | None,
     times: Mapping[str, datetime],
 ) -> Plan[None]:
-    if part in _HOLDS:
-        times = {**times, "held_until": planner.clock() + _HOLDS[part]}
     if not planner.settings.joins:
         yield from _copy_by_pages(part, source, target, keys, times)
         return

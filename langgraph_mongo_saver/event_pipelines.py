@@ -56,7 +56,7 @@ def change_pipeline(settings: Settings, wanted: EventFilter) -> list[Document]:
     told = told_channels(wanted)
     if told is not None:
         other = {"ns.coll": {"$ne": settings.writes}}
-        stages.append({"$match": {"$or": [other, {"fullDocument.writes.channel": {"$in": told}}]}})
+        stages.append({"$match": {"$or": [other, *written_to(told, "fullDocument.")]}})
     return stages
 
 
@@ -67,17 +67,24 @@ def told_channels(wanted: EventFilter) -> list[str] | None:
     return [channel for channel, kind in ((INTERRUPT, "interrupt"), (ERROR, "error")) if kind in wanted.kinds]
 
 
+def written_to(channels: Sequence[str], path: str = "") -> list[Document]:
+    """The conditions of which documents of writes to any of some channels meet one."""
+    return [{f"{path}writes.{field(channel)}": {"$exists": True}} for channel in channels]
+
+
 def projection() -> Document:
     """What is read of stored documents to make events of them."""
     return {**dict.fromkeys(_FIELDS, 1), "writes": _told_writes("$writes")}
 
 
 def _told_writes(path: str) -> Document:
-    bare = {"idx": "$$write.idx", "channel": "$$write.channel"}
-    kept = {"$cond": [{"$in": ["$$write.channel", {"$literal": list(TOLD)}]}, "$$write", bare]}
     # A foreign document may hold anything here.
-    writes = {"$cond": [{"$isArray": [path]}, path, []]}
-    return {"$map": {"input": writes, "as": "write", "in": kept}}
+    writes = {"$cond": [{"$eq": [{"$type": path}, "object"]}, path, {}]}
+    entries = {"$cond": [{"$isArray": ["$$of.v"]}, "$$of.v", []]}
+    bare = {"$map": {"input": entries, "as": "write", "in": {"idx": "$$write.idx"}}}
+    kept = {"$cond": [{"$in": ["$$of.k", {"$literal": list(TOLD)}]}, "$$of.v", bare]}
+    by_channel = {"$map": {"input": {"$objectToArray": writes}, "as": "of", "in": {"k": "$$of.k", "v": kept}}}
+    return {"$arrayToObject": by_channel}
 
 
 def _place(path: str, wanted: EventFilter) -> Document:

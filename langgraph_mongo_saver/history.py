@@ -16,12 +16,12 @@ from pymongo.errors import OperationFailure
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import Address, read_address
-from langgraph_mongo_saver.codec import SEGMENT, Document, in_order, opened
+from langgraph_mongo_saver.codec import SEGMENT, Document, written_since
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument
 from langgraph_mongo_saver.lineage import BEGUN, Lineage, by_scan, by_segments, from_own, walk
 from langgraph_mongo_saver.pipelines import Plan, Request
 from langgraph_mongo_saver.plans import Planner
-from langgraph_mongo_saver.values import BlobParts, Packed, blob_parts, part_keys, unpack
+from langgraph_mongo_saver.values import BlobParts, blob_parts, part_keys, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -253,18 +253,17 @@ def _read(
     planner: Planner, address: Address, lineage: Lineage, channels: Sequence[str], contents: _Contents
 ) -> Plan[Mapping[str, DeltaChannelHistory]]:
     oldest_first = {node.checkpoint_id: rank for rank, node in enumerate(reversed(lineage.path))}
-    newest, never = len(oldest_first) - 1, len(oldest_first)
+    newest = len(oldest_first) - 1
     begins = {channel: newest - lineage.ends.get(channel, newest) for channel in lineage.channels}
-    written: dict[str, list[tuple[str, Packed]]] = {channel: [] for channel in channels}
-    for rank, _, task_id, writes in in_order(contents.writes, oldest_first):
-        for write in writes:
-            if rank >= begins.get(write["channel"], never):
-                written[write["channel"]].append((task_id, write))
+    written = written_since(contents.writes, oldest_first, begins)
     large = part_keys(address.thread_id, (write for each in written.values() for _, write in each))
     parts = {**contents.parts, **(yield from planner.blobs.fetch(set(large) - contents.parts.keys()))}
-    result: dict[str, DeltaChannelHistory] = {
-        channel: {"writes": opened(planner.sealer, address.thread_id, each, parts)} for channel, each in written.items()
-    }
+    result: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
+    for channel, each in written.items():
+        values = unpack(planner.sealer, address.thread_id, (write for _, write in each), parts)
+        result[channel]["writes"] = [
+            (task_id, channel, value) for (task_id, _), value in zip(each, values, strict=True)
+        ]
     seeds = unpack(planner.sealer, address.thread_id, contents.seeds.values(), parts)
     for channel, seed in zip(contents.seeds, seeds, strict=True):
         result[channel]["seed"] = seed

@@ -34,7 +34,6 @@ from langgraph_mongo_saver.selection import (
     removal,
     with_ancestors,
 )
-from langgraph_mongo_saver.values import PartKey, part_keys
 
 T = TypeVar("T")
 _BATCH = 500
@@ -270,15 +269,21 @@ def _remove_unneeded(planner: Planner, thread_id: str, options: Options) -> Plan
     return removed + (yield from _sweep(planner, thread_id, unneeded, freed, options))
 
 
-def _freed(thread: Thread, going: Places) -> Plan[set[PartKey]]:
+def _freed(thread: Thread, going: Places) -> Plan[set[str]]:
     """The blobs that what goes refers to."""
-    freed = {
-        key for ns, i in going for key in part_keys(thread.thread_id, filter(None, thread.nodes[ns][i].values.values()))
-    }
+    freed = {blob for ns, i in going for blob in _blobs_of(filter(None, thread.nodes[ns][i].values.values()))}
     for write in (yield pipelines.writes_of_thread(thread.thread_id)):
         if _place(write) in going:
-            freed.update(part_keys(thread.thread_id, write["writes"]))
+            freed |= _blobs_written(write)
     return freed
+
+
+def _blobs_of(packed: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {each["blob"] for each in packed if "blob" in each}
+
+
+def _blobs_written(row: Document) -> set[str]:
+    return {blob for of_channel in row["blobs"] for blob in of_channel if blob is not None}
 
 
 def _remove_checkpoints(
@@ -336,30 +341,29 @@ def _tell(options: Options, done: int, total: int) -> None:
         options.progress(done, total)
 
 
-def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[PartKey], options: Options) -> Plan[Removed]:
+def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[str], options: Options) -> Plan[Removed]:
     """Remove blobs that nothing refers to any more, and what killed puts and killed plans have left behind."""
     now = planner.clock()
     nodes = yield pipelines.nodes_of_thread(thread_id)
     writes = yield pipelines.writes_of_thread(thread_id)
     stored = {_place(row) for row in nodes} - going
     orphans = _orphans(writes, stored, now, options.grace) - going
-    used = {key for row in nodes if _place(row) in stored for key in part_keys(thread_id, row["values"])}
+    used = {blob for row in nodes if _place(row) in stored for blob in _blobs_of(row["values"])}
     for write in writes:
         if _place(write) not in going and _place(write) not in orphans:
-            used.update(part_keys(thread_id, write["writes"]))
+            used |= _blobs_written(write)
     removed = 0
     for ns in sorted({ns for ns, _ in orphans}):
         for batch in _batches(sorted(i for other, i in orphans if other == ns)):
-            query = pipelines.not_held(pipelines.some(Address(thread_id, ns), batch), now)
-            removed += yield from _take("writes", query, options)
+            removed += yield from _take("writes", pipelines.some(Address(thread_id, ns), batch), options)
     unused: list[Document] = [
         row["_id"]
         for row in (yield pipelines.blobs_of_thread(thread_id))
-        if (key := PartKey(**row["_id"])) not in used and (key in freed or row["stored_at"] < now - options.grace)
+        if (blob := row["_id"]["blob"]) not in used and (blob in freed or row["stored_at"] < now - options.grace)
     ]
     blobs = 0
     for keys in _batches(unused):
-        blobs += yield from _take("blobs", pipelines.not_held({"_id": {"$in": list(keys)}}, now), options)
+        blobs += yield from _take("blobs", pipelines.not_held(keys, now), options)
     return Removed(writes=removed, blobs=blobs)
 
 
@@ -371,11 +375,15 @@ def _orphans(writes: Iterable[Document], stored: Places, now: datetime, grace: t
     heads: dict[str, str] = {}
     for ns, checkpoint_id in stored:
         heads[ns] = max(heads.get(ns, ""), checkpoint_id)
-    # The writes of a checkpoint that is still to come have a greater id than the head, or are young.
-    before = now - grace
-    young = {_place(write) for write in writes if write["stored_at"] >= before or write.get("held_until", before) > now}
+    newest, before = max(heads.values(), default=""), now - grace
+    # The writes of a checkpoint that is still to come are young, or have a greater id than those that are there; a copy
+    # begins a namespace with writes that are as old as its source's, and held.
+    young = {_place(write) for write in writes if write["stored_at"] >= before}
+    held = {_place(write) for write in writes if write.get("held_until", before) > now}
     return {
-        (ns, i) for ns, i in {_place(write) for write in writes} - stored - young if ns not in heads or i < heads[ns]
+        (ns, i)
+        for ns, i in {_place(write) for write in writes} - stored - young
+        if i < heads.get(ns, newest) or not (ns in heads or (ns, i) in held)
     }
 
 

@@ -52,10 +52,15 @@ def of_checkpoint(config: RunnableConfig, metadata: CheckpointMetadata) -> dict[
 
 
 def field(key: str) -> str:
-    """The name of a metadata key in the database: percent-encoded where BSON or a query path would trip over it."""
+    """The name of a metadata key or channel in the database: percent-encoded where BSON or a path trips over it."""
     name = key.replace("%", "%25").replace(".", "%2E").replace("\0", "%00")
     name = "".join(c if not "\ud800" <= c <= "\udfff" else f"%{ord(c):X}" for c in name)
     return f"%24{name[1:]}" if name.startswith("$") else name or "%"
+
+
+def key_of(name: str) -> str:
+    """The metadata key or channel that `field` made a name of."""
+    return "" if name == "%" else unquote(name)
 
 
 def native(value: Any, depth: int = 0) -> Any:
@@ -163,7 +168,7 @@ def check_filter(filter: object, keys: Collection[str] | None, argument: str = "
 
 def readable(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata in their native form, under the keys that they were given with."""
-    return {("" if name == "%" else unquote(name)): _readable(value) for name, value in stored.items()}
+    return {key_of(name): _readable(value) for name, value in stored.items()}
 
 
 def _readable(value: Any) -> Any:

@@ -6,8 +6,9 @@ A `Request` is performed by a shell; nothing here touches a client. Collections 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +16,7 @@ from pymongo import ASCENDING, DESCENDING
 
 from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.codec import Document, populated
-from langgraph_mongo_saver.metadata import filter_query
+from langgraph_mongo_saver.metadata import field, filter_query
 
 T = TypeVar("T")
 Part = Literal["checkpoints", "writes", "blobs", "listeners", "database"]
@@ -45,7 +46,7 @@ class Request:
     part: Part
     method: str
     args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rows: bool = False
 
 
@@ -55,6 +56,12 @@ Plan = Generator[Request, Any, T]
 
 def _find(part: Part, query: Document, **options: Any) -> Request:
     return Request(part, "find", (query,), {"batch_size": _ONE_BATCH, **options}, rows=True)
+
+
+def _computed(part: Part, query: Document, shown: Document) -> Request:
+    # A find, but that its projection may have expressions, which only servers from 4.4 on take in a find.
+    stages: list[Document] = [{"$match": query}, {"$project": shown}]
+    return Request(part, "aggregate", (stages,), {"batchSize": _ONE_BATCH}, rows=True)
 
 
 # What is read of many documents at once. The server names fields faster than it leaves out others (1.5 ms against 2.5
@@ -76,7 +83,9 @@ Retired = Literal["kept", "going"]
 """A checkpoint that clean-up has retired is there for what its descendants need of it, and found by its id alone; or it
 is about to go, and no longer found."""
 
-_IN_USE = {"retired": {"$exists": False}}
+IN_USE: Document = {"retired": {"$exists": False}}
+"""The condition on checkpoints that clean-up has not retired."""
+
 _THERE = {"retired": {"$ne": "going"}}
 
 
@@ -88,7 +97,7 @@ def _at(address: Address) -> list[Document]:
     """The stages that find a checkpoint, or the latest of a namespace."""
     if address.checkpoint_id is not None:
         return [{"$match": {**_of(address), **_THERE}}]
-    return [{"$match": {**_of(address), **_IN_USE}}, {"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
+    return [{"$match": {**_of(address), **IN_USE}}, {"$sort": {"checkpoint_id": DESCENDING}}, {"$limit": 1}]
 
 
 def checkpoint_with_writes(address: Address, writes_collection: str) -> Request:
@@ -106,7 +115,7 @@ def checkpoint_with_writes(address: Address, writes_collection: str) -> Request:
 
 def checkpoint(address: Address) -> Request:
     """The checkpoint at an address, or the latest of its namespace, alone."""
-    query = {**_of(address), **(_THERE if address.checkpoint_id else _IN_USE)}
+    query = {**_of(address), **(_THERE if address.checkpoint_id else IN_USE)}
     return _find("checkpoints", query, sort=[("checkpoint_id", DESCENDING)], limit=1)
 
 
@@ -145,7 +154,7 @@ def checkpoints_page(
     if after is not None:
         ids["$lte"] = after[0]
     query: Document = {"checkpoint_id": ids} if ids else {}
-    query.update(_THERE if checkpoint_id is not None else _IN_USE)
+    query.update(_THERE if checkpoint_id is not None else IN_USE)
     sort = [("checkpoint_id", DESCENDING)]
     for name, value in (("thread_id", thread_id), ("checkpoint_ns", checkpoint_ns)):
         if value is not None:
@@ -258,7 +267,7 @@ def at_place(address: Address, place: tuple[str, int]) -> Request:
 
 def latest(address: Address) -> Request:
     """The id of the latest checkpoint of a namespace."""
-    query = {**_of(address.at(None)), **_IN_USE}
+    query = {**_of(address.at(None)), **IN_USE}
     return _find("checkpoints", query, projection={"checkpoint_id": 1}, sort=[("checkpoint_id", DESCENDING)], limit=1)
 
 
@@ -301,20 +310,19 @@ def writes_to(address: Address, runs: Sequence[Sequence[str]], channels: Sequenc
         runs: ids of checkpoints, those together that lie near each other: what is between them is read with them.
         channels: the channels; no other writes are sent.
     """
-    chosen = {"$filter": {"input": "$writes", "as": "write", "cond": _in("$$write.channel", channels)}}
     if len(runs) > _MOST_RANGES:
         query = some(address, [checkpoint_id for ids in runs for checkpoint_id in ids])
     else:
         ranges = [{**_of(address.at(None)), **_between(ids, but=address.checkpoint_id)} for ids in runs]
         query = ranges[0] if len(ranges) == 1 else {"$or": ranges}
-    names = ("checkpoint_id", "task_id", "task_path", "layout")
-    return _find("writes", query, projection={"_id": 0, **dict.fromkeys(names, 1), "writes": chosen})
+    names = ("checkpoint_id", "task_id", "task_path", "layout", *(f"writes.{field(c)}" for c in channels))
+    return _find("writes", query, projection={"_id": 0, **dict.fromkeys(names, 1)})
 
 
 def values_of(address: Address, checkpoint_ids: Sequence[str], channels: Sequence[str]) -> Request:
     """The values of some channels that these checkpoints of a namespace hold."""
-    projection = {"_id": 0, "checkpoint_id": 1, "values": _of_channels(channels)}
-    return _find("checkpoints", some(address, checkpoint_ids), projection=projection)
+    shown = {"_id": 0, "checkpoint_id": 1, "values": _of_channels(channels)}
+    return _computed("checkpoints", some(address, checkpoint_ids), shown)
 
 
 def marks(address: Address) -> Request:
@@ -335,6 +343,8 @@ def together(requests: Sequence[Request], name_of: Callable[[str], str]) -> Requ
     """
 
     def stages(request: Request) -> list[Document]:
+        if request.method == "aggregate":
+            return list(request.args[0])
         projection = request.kwargs.get("projection")
         return [{"$match": request.args[0]}, *([{"$project": projection}] if projection else [])]
 
@@ -365,6 +375,13 @@ def hold_blobs(keys: Sequence[Document], until: datetime, active_at: datetime | 
     return Request("blobs", "update_many", ({"_id": {"$in": list(keys)}}, {"$max": later}))
 
 
+def release_blobs(thread_id: str, until: datetime) -> Request:
+    """Let clean-up take blobs again that were held until this very time."""
+    return Request(
+        "blobs", "update_many", ({"thread_id": thread_id, "held_until": until}, {"$unset": {"held_until": 1}})
+    )
+
+
 def replace_checkpoint(document: Document) -> Request:
     """Put a checkpoint in the place of the one that has its address, whatever that one's `_id`.
 
@@ -377,18 +394,17 @@ def replace_checkpoint(document: Document) -> Request:
 
 def merge_writes(document: Document) -> Request:
     """Add writes to those of the same task: special channels (negative idx) replace, of others the first stays."""
-    entries = [{"task_path": document["task_path"], **write} for write in document["writes"]]
-    special = [entry for entry in entries if entry["idx"] < 0]
-    ordinary = [entry for entry in entries if entry["idx"] >= 0]
-    replaced = {"$in": ["$$old.idx", {"$literal": [entry["idx"] for entry in special]}]}
-    # "$writes.idx" means the same, but SecantusDB does not follow a path through an array here.
-    present = {"$map": {"input": "$writes", "as": "old", "in": "$$old.idx"}}
-    merged = [
-        {"$filter": {"input": "$writes", "as": "old", "cond": {"$not": replaced}}},
-        {"$literal": special},
-        {"$filter": {"input": {"$literal": ordinary}, "as": "new", "cond": {"$not": {"$in": ["$$new.idx", present]}}}},
-    ]
-    update: Document = {"writes": {"$concatArrays": merged}, "stored_at": document["stored_at"]}
+    # "$$of.v.idx" means the same, but SecantusDB does not follow a path through an array here.
+    present = _of_each_channel({"$map": {"input": "$$of.v", "as": "old", "in": "$$old.idx"}})
+    taken = {"$map": {"input": present, "as": "idxs", "in": {"$in": ["$$new.idx", "$$idxs"]}}}
+    free = {"$not": {"$in": [True, taken]}}
+    update: Document = {"stored_at": document["stored_at"]}
+    for name, writes in document["writes"].items():
+        given = {"$literal": [{"task_path": document["task_path"], **write} for write in writes]}
+        if writes[0]["idx"] >= 0:
+            new = {"$filter": {"input": given, "as": "new", "cond": free}}
+            given = {"$concatArrays": [{"$ifNull": [f"$writes.{name}", []]}, new]}
+        update[f"writes.{name}"] = given
     if "active_at" in document:  # never back, whoever comes late
         update["active_at"] = {"$max": ["$active_at", document["active_at"]]}
     query = {"_id": document["_id"], "thread_id": document["thread_id"]}  # the thread leads to its shard
@@ -418,7 +434,9 @@ def contents_of(address: Address, checkpoint_ids: Sequence[str]) -> Request:
 
 def any_write(address: Address, channel: str) -> Request:
     """Whether a checkpoint has a write to a channel."""
-    return _find("writes", {**address.key, "writes.channel": channel}, projection={"_id": 1}, limit=1)
+    return _find(
+        "writes", {**address.key, f"writes.{field(channel)}.0": {"$exists": True}}, projection={"_id": 1}, limit=1
+    )
 
 
 def threads_of_runs(run_ids: Sequence[str]) -> Request:
@@ -430,9 +448,14 @@ def threads_of_runs(run_ids: Sequence[str]) -> Request:
 
 
 def writes_of_thread(thread_id: str) -> Request:
-    """To what checkpoints a thread has writes, since when, and the blobs that they refer to."""
-    names = ("checkpoint_ns", "checkpoint_id", "stored_at", "held_until", "writes.blob", "writes.parts")
-    return _find("writes", {"thread_id": thread_id}, projection={"_id": 0, **dict.fromkeys(names, 1)})
+    """To what checkpoints a thread has writes, since when, and the blobs that they refer to, by channel."""
+    names = ("checkpoint_ns", "checkpoint_id", "stored_at", "held_until")
+    blobs = _of_each_channel({"$map": {"input": "$$of.v", "as": "write", "in": {"$ifNull": ["$$write.blob", None]}}})
+    return _computed("writes", {"thread_id": thread_id}, {"_id": 0, **dict.fromkeys(names, 1), "blobs": blobs})
+
+
+def _of_each_channel(expression: Document) -> Document:
+    return {"$map": {"input": {"$objectToArray": "$writes"}, "as": "of", "in": expression}}
 
 
 def blobs_of_thread(thread_id: str) -> Request:
@@ -445,9 +468,9 @@ def some(address: Address, checkpoint_ids: Sequence[str]) -> Document:
     return {**_of(address.at(None)), "checkpoint_id": {"$in": list(checkpoint_ids)}}
 
 
-def not_held(query: Document, now: datetime) -> Document:
-    """The query, but for what a put or a copy is about to refer to."""
-    return {**query, "held_until": {"$not": {"$gt": now}}}
+def not_held(keys: Sequence[Document], now: datetime) -> Document:
+    """The query for blobs, but for those that a put or a copy is about to refer to."""
+    return {"_id": {"$in": list(keys)}, "held_until": {"$not": {"$gt": now}}}
 
 
 def count(part: Part, query: Document) -> Request:
@@ -506,33 +529,3 @@ def copy(part: Part, collection: str, query: Document, target: str, times: Mappi
 def insert_all(part: Part, documents: Sequence[Document]) -> Request:
     """Store documents, all that are not there yet."""
     return Request(part, "insert_many", (list(documents),), {"ordered": False})
-
-
-def next_thread_ids(after: str | None, scanned: int) -> Request:
-    """The thread ids among the next entries of the index, each with how many of these are its."""
-    stages: list[Document] = [
-        {"$match": {"thread_id": {"$gt": after}} if after is not None else {}},
-        {"$sort": {"thread_id": ASCENDING, "checkpoint_ns": ASCENDING, "checkpoint_id": DESCENDING}},
-        {"$limit": scanned},
-        {"$project": {"_id": 0, "thread_id": 1}},
-        {"$group": {"_id": "$thread_id", "n": {"$sum": 1}}},
-    ]
-    return Request("checkpoints", "aggregate", (stages,), rows=True)
-
-
-def namespaces_of(thread_ids: Sequence[str]) -> Request:
-    """For each namespace of some threads, how many checkpoints it has and the latest one's id."""
-    group = {
-        "_id": {"thread_id": "$thread_id", "checkpoint_ns": "$checkpoint_ns"},
-        "checkpoints": {"$sum": 1},
-        "head": {"$max": "$checkpoint_id"},
-    }
-    stages = [{"$match": {"thread_id": {"$in": list(thread_ids)}, **_IN_USE}}, {"$group": group}]
-    return Request("checkpoints", "aggregate", (stages,), rows=True)
-
-
-def sizes_of(part: Part, thread_ids: Sequence[str]) -> Request:
-    """For each of some threads, the size of its documents in a collection, and when the last one was stored."""
-    group = {"_id": "$thread_id", "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}, "last": {"$max": "$stored_at"}}
-    stages = [{"$match": {"thread_id": {"$in": list(thread_ids)}}}, {"$group": group}]
-    return Request(part, "aggregate", (stages,), rows=True)

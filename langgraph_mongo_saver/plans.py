@@ -34,6 +34,7 @@ from langgraph_mongo_saver.codec import (
     check_layout,
     checkpoint_draft,
     checkpoint_tuple,
+    entries,
     exact_metadata,
     has_layout,
     known_of,
@@ -346,12 +347,10 @@ class Planner:
 
 def _blob_keys(checkpoints: Sequence[Document], writes: Sequence[Document]) -> set[PartKey]:
     keys: set[PartKey] = set()
-    for field, documents in (("values", checkpoints), ("writes", writes)):
-        for document in documents:
-            check_layout(document)
-            referring = [packed for packed in document[field] if "blob" in packed]
-            if referring:
-                keys.update(part_keys(document["thread_id"], referring))
+    for document in (*checkpoints, *writes):
+        check_layout(document)
+        packed = document["values"] if "values" in document else (write for _, write in entries(document))
+        keys.update(part_keys(document["thread_id"], packed))
     return keys
 
 

@@ -1,6 +1,6 @@
-"""Which checkpoints of a thread may go, and in what order: pure, and of use for any store.
+"""Which checkpoints of a thread may go, and in what order they go or are copied: pure, and of use for any store.
 
-A prune for LangGraph's `InMemorySaver` is made of it in tests/pure/test_another_store.py.
+LangGraph's `InMemorySaver` gets prune, delete_for_runs and copy_thread from it in tests/pure/test_another_store.py.
 
 A `DeltaChannel`'s value lies in the writes of a checkpoint's ancestors, back to the nearest that holds a value;
 whatever stays must keep these ancestors.
@@ -8,12 +8,14 @@ whatever stays must keep these ancestors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from langgraph_mongo_saver.lineage import Node
 
+PlaceT = TypeVar("PlaceT", bound=Mapping[str, Any])
 Nodes = Mapping[str, Node]
 """The checkpoints of one namespace by id."""
 
@@ -117,6 +119,18 @@ def removal(nodes: Nodes, kept: Collection[str]) -> Removal:
         cut=[i for i in sorted(kept) if nodes[i].parent_id in nodes and nodes[i].parent_id not in kept],
         rest=children_first(nodes, [i for i in going if i in before]),
     )
+
+
+def copy_order(places: Iterable[PlaceT]) -> list[PlaceT]:
+    """The checkpoints of a thread in an order in which a copy can be interrupted anywhere: by id, and the root's last.
+
+    A checkpoint's writes and values are copied before it is.
+
+    Args:
+        places: the ``configurable`` of each, or a mapping with the same names.
+    """
+    roots_last = sorted(places, key=itemgetter("checkpoint_ns"), reverse=True)
+    return sorted(roots_last, key=itemgetter("checkpoint_id"))
 
 
 def children_first(nodes: Nodes, going: Collection[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pymongo.errors import OperationFailure
 from langgraph_mongo_saver import event_pipelines
 from langgraph_mongo_saver.changes import deletion
 from langgraph_mongo_saver.codec import Document
-from langgraph_mongo_saver.event_pipelines import metadata_query, projection, stored_query, told_channels
+from langgraph_mongo_saver.event_pipelines import metadata_query, projection, stored_query, told_channels, written_to
 from langgraph_mongo_saver.events import EventFilter, Position
 from langgraph_mongo_saver.gathering import Deliver, Gathering, Pause, Steps
 from langgraph_mongo_saver.pipelines import Part, Plan
@@ -101,7 +101,7 @@ def _lately(wanted: EventFilter, parts: list[Part], since: datetime) -> Plan[lis
         if part == "checkpoints":
             query.update(metadata_query("", wanted))
         elif told is not None:
-            query["writes.channel"] = {"$in": told}
+            query["$or"] = written_to(told)
         found += yield event_pipelines.stored_lately(part, query, projection())
     return sorted(found, key=lambda row: row["stored_at"])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from langgraph_mongo_saver import pipelines
+from langgraph_mongo_saver import pipelines, thread_pipelines
 from langgraph_mongo_saver.address import thread_identifier
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.pipelines import Plan
@@ -65,7 +65,7 @@ def threads_page(planner: Planner, listing: ThreadListing) -> Plan[tuple[list[Th
     ids: list[str] = []
     after, found = listing.after, 0
     while len(ids) < size:
-        rows = yield pipelines.next_thread_ids(after, _SCANNED)
+        rows = yield thread_pipelines.next_thread_ids(after, _SCANNED)
         new = sorted(row["_id"] for row in rows)
         found = sum(row["n"] for row in rows)
         ids += new[: size - len(ids)]
@@ -81,11 +81,11 @@ def threads_page(planner: Planner, listing: ThreadListing) -> Plan[tuple[list[Th
 
 
 def _summaries(planner: Planner, ids: Sequence[str]) -> Plan[list[ThreadSummary]]:
-    rows = yield pipelines.namespaces_of(ids)
+    rows = yield thread_pipelines.namespaces_of(ids)
     sizes: dict[str, int] = {}
     latest: dict[str, datetime] = {}
     for part in pipelines.PARTS:
-        for row in (yield pipelines.sizes_of(part, ids)):
+        for row in (yield thread_pipelines.sizes_of(part, ids)):
             sizes[row["_id"]] = sizes.get(row["_id"], 0) + row["bytes"]
             if row["last"] is not None:
                 latest[row["_id"]] = max(latest.get(row["_id"], row["last"]), row["last"])

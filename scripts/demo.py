@@ -146,10 +146,10 @@ def shortened(value: Any) -> Any:
 
 def show_collections(saver: MongoDBSaver, thread_id: str) -> None:
     database, names = saver.client[saver.settings.db_name], saver.settings
-    # A checkpoint that refers to a blob, and the writes of the task that wrote the blob's value.
+    # A checkpoint that refers to a blob, the report, and the writes of the task that wrote it.
     examples = {
         names.checkpoints: {"values.blob": {"$exists": True}},
-        names.writes: {"writes.blob": {"$exists": True}},
+        names.writes: {"writes.report.blob": {"$exists": True}},
         names.blobs: {},
     }
     for name, query in examples.items():

@@ -159,7 +159,7 @@ LAYERS = (
     {"pipelines", "recall"},
     {"schema", "lineage"},
     {"blobs"},
-    {"plans", "selection", "events"},
+    {"plans", "selection", "events", "thread_pipelines"},
     {"history", "copying", "maintenance", "threads", "event_pipelines"},
     {"driver", "compaction", "changes"},
     {"gathering"},

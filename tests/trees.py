@@ -12,6 +12,7 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from langgraph_mongo_saver import MongoDBSaver
+from langgraph_mongo_saver.codec import entries
 from langgraph_mongo_saver.values import part_keys
 from tests.building import checkpoint, config
 from tests.histories import exact
@@ -122,7 +123,8 @@ def unused_and_missing_blobs(database: Any, thread_id: str) -> tuple[int, int]:
     """How many blob parts nothing refers to, and how many are referred to and not there."""
     query = {"thread_id": thread_id}
     used = {key for d in database.checkpoints.find(query) for key in part_keys(thread_id, d["values"])}
-    used |= {key for d in database.checkpoint_writes.find(query) for key in part_keys(thread_id, d["writes"])}
+    for document in database.checkpoint_writes.find(query):
+        used.update(part_keys(thread_id, (write for _, write in entries(document))))
     present = {tuple(document["_id"].values()) for document in database.checkpoint_blobs.find(query, {"_id": 1})}
     return len(present - {tuple(key) for key in used}), len({tuple(key) for key in used} - present)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from langgraph.types import interrupt
 from langgraph_mongo_saver.errors import FilterNotQueryable, InvalidArgument
 from tests.building import config
 from tests.graphs import Chained, Run
-from tests.steps import LARGE, put
+from tests.steps import LARGE, put, writes
 from tests.surfaces import OpenSurface, Surface
 from tests.watchers import Watcher, places, watching
 
@@ -106,6 +107,22 @@ async def test_writes_that_are_added_to_a_task_are_told_of_alone(saver: Surface)
     assert "b" in events[2].channels
     (asked,) = [event for event in events if event.kind == "interrupt"]
     assert asked.interrupts == ("asked",)
+
+
+async def test_of_writes_that_are_added_just_the_new_ones_are_told_of(saver: Surface) -> None:
+    names = ("0", "a.b", "$x", "%", "")
+    added = [*itertools.pairwise(names), ("new", "0")]
+    async with watching(saver) as watcher:
+        stored = await put(saver, config())
+        given = [(name, 1) for name in names]
+        await saver.put_writes(stored, given, "t")
+        for more in added:
+            given += [(name, 2) for name in more]
+            await saver.put_writes(stored, given, "t")
+        await saver.put_writes(stored, [("other", 1)], "t")  # the first write is there
+        events = await rest(saver, watcher)
+    assert [set(event.channels) for event in events if event.kind == "writes"] == [set(names), *map(set, added)]
+    assert [(channel, value) for _, channel, value in await writes(saver, stored)] == given
 
 
 async def test_an_interrupt_larger_than_a_document_embeds_comes_whole(saver: Surface) -> None:
@@ -308,8 +325,9 @@ async def test_documents_of_the_official_saver_are_skipped_with_one_warning(
         {"writes": {"a": 1}},
         {"writes": [5, None, [1]]},
         {"metadata": 5, "layout": 1, "checkpoint_ns": "", "checkpoint_id": "c", "stored_at": "today"},
-        {"layout": 1, "task_id": 5, "writes": [{"channel": {"$a": 1}}]},
-        {"stored_at": 5, "updated": {"writes.1": 2}},
+        {"layout": 1, "task_id": 5, "writes": {"a": {"$b": 1}}},
+        {"layout": 1, "task_id": 5, "writes": {"__interrupt__": [5], "__error__": None}},
+        {"stored_at": 5, "updated": {"writes.a": 2}},
     ],
     ids=str,
 )

@@ -24,6 +24,7 @@ from langgraph_mongo_saver.codec import (
     check_layout,
     checkpoint_draft,
     checkpoint_tuple,
+    entries,
     known_of,
     known_with_values,
     pending_writes,
@@ -252,7 +253,7 @@ def test_other_layouts_are_refused(layout: Any) -> None:
 
 # --- writes --------------------------------------------------------------------------------------------------------
 
-WRITES = st.lists(st.tuples(st.sampled_from(["a", "$b", ERROR, INTERRUPT, RESUME]), VALUES), max_size=6)
+WRITES = st.lists(st.tuples(st.sampled_from(["a", "$b", "a.b", "%", "", ERROR, INTERRUPT, RESUME]), VALUES), max_size=6)
 
 
 def writes_of(writes: Any, task_id: str = "t", path: str = "p") -> tuple[dict[str, Any], dict[PartKey, bytes]]:
@@ -264,7 +265,8 @@ def writes_of(writes: Any, task_id: str = "t", path: str = "p") -> tuple[dict[st
 def test_of_a_tasks_writes_the_last_special_and_every_ordinary_one_count(writes: Any) -> None:
     document, parts = writes_of(writes)
     by_idx = {WRITES_IDX_MAP.get(channel, i): (channel, value) for i, (channel, value) in enumerate(writes)}
-    assert [write["idx"] for write in document["writes"]] == sorted(by_idx)
+    stored = [(write["idx"], channel) for channel, write in entries(document)]
+    assert sorted(stored) == sorted((idx, channel) for idx, (channel, _) in by_idx.items())
     expected = [("t", *by_idx[idx]) for idx in sorted(by_idx)]
     assert pending_writes(SEALER, "1", [document], parts) == expected
 
@@ -281,7 +283,7 @@ def test_writes_come_in_langgraphs_order(tasks: list[tuple[str, str]], shuffle: 
 
 def test_a_write_that_was_saved_with_another_path_is_ordered_by_its_own() -> None:
     document, _ = writes_of([("a", 1), ("b", 2)], path="m")
-    document["writes"][1]["task_path"] = "z"
+    document["writes"]["b"][0]["task_path"] = "z"
     between, _ = writes_of([("c", 3)], task_id="u", path="n")
     found = pending_writes(SEALER, "1", [document, between], {})
     assert [channel for _, channel, _ in found] == ["a", "c", "b"]
@@ -290,7 +292,7 @@ def test_a_write_that_was_saved_with_another_path_is_ordered_by_its_own() -> Non
 def test_large_writes_move_to_blobs_and_many_fit_into_a_document() -> None:
     large = [("a", bytes(300 * 1024)), ("b", b"small")]
     document, parts = writes_of(large)
-    assert ["blob" in write for write in document["writes"]] == [True, False]
+    assert [(channel, "blob" in write) for channel, write in entries(document)] == [("a", True), ("b", False)]
     assert [(c, v) for _, c, v in pending_writes(SEALER, "1", [document], parts)] == large
     many, _ = writes_document(SEALER, PARENT, [("channel", bytes(250))] * 50_000, "t", "p" * 100, now=NOW)
     assert len(bson.encode(many)) < LARGEST

@@ -24,7 +24,7 @@ from tests.pure.driving import Driven, drive, settings
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 NO_SUCH_STAGE = OperationFailure("Unrecognized pipeline stage name: '$graphLookup'", 40324)
 LINEAGE, SCAN = "checkpoints.aggregate", "checkpoints.find"
-WRITES, BLOBS, VALUES, MARKS = "writes.find", "blobs.find", "checkpoints.find", "checkpoints.find"
+WRITES, BLOBS, VALUES, MARKS = "writes.find", "blobs.find", "checkpoints.aggregate", "checkpoints.find"
 TOGETHER = "writes.aggregate"
 
 
@@ -70,7 +70,7 @@ def test_an_embedded_seed_is_fetched_with_its_checkpoint_alone() -> None:
     rows = [{"checkpoint_id": "2", "values": seeds("2", log=["seed"])}]
     run = history([PATH, [written("2", "t", ("log", 1))], rows, THERE])
     assert run.calls == [SCAN, WRITES, VALUES, MARKS]
-    assert run.requests[2].args[0]["checkpoint_id"] == {"$in": ["2"]}
+    assert run.requests[2].args[0][0]["$match"]["checkpoint_id"] == {"$in": ["2"]}
     assert run.result == {"log": {"writes": [("t", "log", 1)], "seed": ["seed"]}}
 
 

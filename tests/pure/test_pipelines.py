@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langgraph_mongo_saver import event_pipelines, pipelines
+from langgraph_mongo_saver import event_pipelines, pipelines, thread_pipelines
 from langgraph_mongo_saver.address import Address
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.pipelines import Request
@@ -24,7 +24,7 @@ ADDRESS = Address(HOSTILE, HOSTILE, HOSTILE)
 IN_USE = {"retired": {"$exists": False}}
 THERE = {"retired": {"$ne": "going"}}
 KEY = {"thread_id": HOSTILE, "blob": HOSTILE, "part": 0}
-WRITE = {"idx": 0, "channel": HOSTILE, "type": HOSTILE, "data": b"$hostile"}
+WRITE = {"idx": 0, "type": HOSTILE, "data": b"$hostile"}
 WRITES = {
     "_id": {**ADDRESS.key, "task_id": HOSTILE},
     **ADDRESS.key,
@@ -32,7 +32,7 @@ WRITES = {
     "task_path": HOSTILE,
     "stored_at": NOW,
     "active_at": NOW,
-    "writes": [WRITE, {**WRITE, "idx": -1}],
+    "writes": {"%24hostile": [WRITE], "a%2Eb": [{**WRITE, "idx": -1}]},
 }
 
 
@@ -96,7 +96,8 @@ def _hostile(name: str, type_: Any) -> Any:
 
 REQUESTS = {
     name: _request(build)
-    for name, build in {**vars(pipelines), **vars(event_pipelines)}.items()
+    for room in (pipelines, event_pipelines, thread_pipelines)
+    for name, build in vars(room).items()
     if not name.startswith("_") and isfunction(build) and get_type_hints(build).get("return") is Request
 }
 REQUESTS["latest_with_writes"] = pipelines.checkpoint_with_writes(ADDRESS.at(None), "checkpoint_writes")
@@ -267,4 +268,5 @@ def test_a_replacement_keeps_the_id_that_is_there() -> None:
 def test_merging_keeps_activity_where_threads_expire_only() -> None:
     never = {key: value for key, value in WRITES.items() if key != "active_at"}
     updates = [pipelines.merge_writes(document).args[1][0]["$set"] for document in (WRITES, never)]
-    assert [set(update) for update in updates] == [{"writes", "stored_at", "active_at"}, {"writes", "stored_at"}]
+    changed = {"stored_at", *(f"writes.{name}" for name in WRITES["writes"])}
+    assert [set(update) for update in updates] == [{"active_at", *changed}, changed]

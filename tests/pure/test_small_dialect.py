@@ -6,6 +6,7 @@ durability, races or speed is nothing.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from operator import add
 from typing import Annotated, Any, TypedDict
 
@@ -14,10 +15,11 @@ import mongomock_motor
 import pytest
 from bson.codec_options import CodecOptions
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
-from langgraph_mongo_saver import AsyncMongoDBSaver, MongoDBSaver, pipelines, values
+from langgraph_mongo_saver import AsyncMongoDBSaver, MongoDBSaver, Removed, pipelines, values
 from langgraph_mongo_saver.address import Address
 from tests.building import checkpoint, config
 from tests.surfaces import Surface
@@ -130,6 +132,34 @@ async def test_writes_saved_again_merge(saver: Surface) -> None:
     loaded = await saver.get_tuple(config())
     assert loaded is not None
     assert loaded.pending_writes == [("t", "__interrupt__", 2), ("t", "a", 1), ("t", "b", 2)]
+
+
+async def test_a_thread_with_a_delta_channel_is_copied_and_cleaned_up(saver: Surface) -> None:
+    place = config()
+    for n in range(1, 6):
+        held = {"log": _DeltaSnapshot([f"snapshot {n}"])} if n == 3 else {"log": ["plain"]} if n == 1 else {}
+        made = checkpoint(held, {"log": n}, id=f"{n}")
+        metadata: Any = {
+            "source": "loop",
+            "step": n,
+            "run_id": f"r{n}",
+            "counters_since_delta_snapshot": {"log": [n, n]},
+        }
+        place = await saver.put(place, made, metadata, {"log": n})
+        await saver.put_writes(place, [("log", [f"{n}" * 300_000]), ("other", n)], "t")
+
+    async def history(thread_id: str, id: str) -> Any:
+        found = await saver.call("get_delta_channel_history", config=config(thread_id, "", id), channels=["log"])
+        return found["log"].get("seed"), [value[0][0] for _, _, value in found["log"]["writes"]]
+
+    assert await history("1", "3") == (["plain"], ["1", "2"])
+    before = await history("1", "5")
+    assert before == (_DeltaSnapshot(["snapshot 3"]), ["3", "4"])
+    await saver.call("copy_thread", "1", "copy")
+    assert await saver.call("prune", ["1"], grace=timedelta(0)) == Removed(2, 2, 2)
+    assert await saver.call("delete_for_runs", ["r4", "r5"], grace=timedelta(0)) == Removed(5, 5, 6)
+    assert await history("copy", "3") == (["plain"], ["1", "2"])
+    assert [loaded.config for loaded in await saver.list(config("1"))] == []
 
 
 async def test_a_deleted_thread_leaves_nothing_and_no_other_one_goes(saver: Surface) -> None:
