@@ -81,7 +81,8 @@ class BlobPlans:
 
     def _hold(self, keys: Sequence[Document], active_at: datetime | None) -> Plan[bool]:
         """Let clean-up and expiry spare blobs for a while; whether all were still there."""
-        return bool((yield pipelines.hold_blobs(keys, self.clock() + HOLD, active_at)).matched_count == len(keys))
+        times = dated({"held_until": self.clock() + HOLD}, active_at)
+        return bool((yield pipelines.hold("blobs", keys, times)).matched_count == len(keys))
 
     def gone(self, new: NewCheckpoint) -> Plan[list[str]]:
         """The channels whose value was taken over from a checkpoint that somebody has deleted meanwhile."""

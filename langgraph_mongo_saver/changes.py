@@ -34,15 +34,17 @@ _EVERYTHING: Changed = frozenset({(None, None)})
 
 @dataclass(frozen=True)
 class Draft:
-    """An event whose values are still serialized."""
+    """An event whose values are still serialized.
+
+    Attributes:
+        event: the event without them.
+        told: the values, each with its channel.
+        keys: the blob parts that they are in.
+    """
 
     event: CheckpointEvent
     told: Sequence[tuple[str, Packed]] = ()
-
-    @property
-    def keys(self) -> list[PartKey]:
-        """The blob parts that its values are in."""
-        return part_keys(self.event.thread_id, (packed for _, packed in self.told))
+    keys: Sequence[PartKey] = ()
 
     def finish(self, sealer: Sealer, parts: BlobParts) -> CheckpointEvent:
         """The event. Where a value cannot be deserialized, which is logged, it comes without its values."""
@@ -158,7 +160,8 @@ def _of_writes(document: Document, common: dict[str, Any], changed: Changed) -> 
     channels = tuple(dict.fromkeys(channel for channel, _ in writes))
     kind: Kind = "error" if ERROR in channels else "interrupt" if INTERRUPT in channels else "writes"
     told = [(channel, write) for channel, write in writes if channel in TOLD]
-    return Draft(CheckpointEvent(kind=kind, task_id=document["task_id"], channels=channels, **common), told)
+    keys = part_keys(document["thread_id"], (packed for _, packed in told))
+    return Draft(CheckpointEvent(kind=kind, task_id=document["task_id"], channels=channels, **common), told, keys)
 
 
 # --- what went wrong -----------------------------------------------------------------------------------------------

@@ -397,6 +397,7 @@ def writes_document(
         "task_path": task_path,
         "layout": LAYOUT,
         "stored_at": now,
+        "idxs": [idx for idx, _ in ordered if idx >= 0],
         "writes": by_channel,
     }
     return document, blobs

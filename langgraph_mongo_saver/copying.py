@@ -17,11 +17,11 @@ from langgraph_mongo_saver.pipelines import Part, Plan
 from langgraph_mongo_saver.plans import Planner
 from langgraph_mongo_saver.selection import copy_order
 
-_ORDER: tuple[Part, ...] = ("blobs", "writes", "checkpoints")
 _BATCH = 500  # checkpoints copied within the server at a time
 _PAGE = 100  # documents that go through this process at a time
 
-# How long clean-up of the target spares what is as old as the source's, and referred to by nothing yet.
+# How long clean-up of the target spares blobs and writes that are as old as the source's, while what refers to them is
+# still to come.
 _HOLD = timedelta(hours=1)
 
 
@@ -45,52 +45,60 @@ def _copy_thread(
     planner: Planner, source: str, target: str, replace_target: bool, progress: Callable[[int, int], object] | None
 ) -> Plan[None]:
     # The copy is the source as of now: what runs append to it meanwhile stays away.
-    checkpoints = yield from _keys("checkpoints", source)
+    rows = yield pipelines.ids_of_thread("checkpoints", source)
+    checkpoints = [row["_id"] for row in rows]
     if not all(isinstance(key, dict) for key in checkpoints):
         raise CorruptCheckpoint(
             f"Thread {source!r} has checkpoints that were written by another saver; this release cannot copy them"
         )
     if replace_target:
         yield from planner.delete_everything(target)
-    elif (yield from _holds_more(source, target, checkpoints)):
+    elif (yield from _holds_more(source, target, rows)):
         raise ThreadExists(
             f"Thread {target!r} holds checkpoints or writes that are not copies of thread {source!r}'s; choose another "
             "target_thread_id, or pass replace_target=True to delete what it holds"
         )
-    checkpoints = copy_order(checkpoints)
-    until = planner.clock() + _HOLD
     times = {} if (active_at := planner.activity()) is None else {"active_at": active_at}
-    held = {**times, "held_until": until}
-    # Checkpoints last, and those with the smallest ids first: what a kill leaves can be read, and copying again does
-    # the rest.
-    for done, part in enumerate(_ORDER, 1):
-        if part == "checkpoints":
-            yield from _copy(planner, part, source, target, checkpoints, times)
-            yield from _check_target(source, target, checkpoints)
-        else:
-            yield from _copy(planner, part, source, target, None, held)
-        if part != "blobs":
-            # What runs have written since, or a compaction, may refer to blobs that are as new.
-            missing = _places((yield from _keys("blobs", source))) - _places((yield from _keys("blobs", target)))
-            late = [{"thread_id": source, "blob": blob, "part": number} for blob, number in sorted(missing)]
-            yield from _copy(planner, "blobs", source, target, late, held)
-        if progress:
-            progress(done, len(_ORDER))
+    held = {**times, "copied_until": planner.clock() + _HOLD}
+    tell = progress or _ignore
+    # Checkpoints last: what a kill leaves can be read, and copying again does the rest.
+    yield from _copy(planner, "blobs", source, target, None, held)
+    tell(1, 3)
+    yield from _copy(planner, "writes", source, target, None, held)
+    yield from _copy_late_blobs(planner, source, target, held)
+    tell(2, 3)
+    yield from _copy(planner, "checkpoints", source, target, copy_order(checkpoints), times)
+    yield from _check_copy(source, target, checkpoints)
+    yield from _copy_late_blobs(planner, source, target, held)
+    tell(3, 3)
     yield from planner.note_activity(target, always=True)
-    # Lest they stay behind if the copy is pruned at once; there are few of them, and many writes.
-    yield pipelines.release_blobs(target, until)
 
 
-def _check_target(source: str, target: str, checkpoints: Sequence[Document]) -> Plan[None]:
-    """Refuse to take for a copy what another process has deleted from; what is gone from the source too may be gone.
+def _ignore(done: int, total: int) -> None:
+    pass
 
-    A fork that is copied after its ancestors were pruned would lack their part of its state.
+
+def _copy_late_blobs(planner: Planner, source: str, target: str, times: Mapping[str, datetime]) -> Plan[None]:
+    """Copy the blobs that the source has got since: what runs have written, or a compaction, may refer to them."""
+    missing = _places((yield from _keys("blobs", source))) - _places((yield from _keys("blobs", target)))
+    late = [{"thread_id": source, "blob": blob, "part": number} for blob, number in sorted(missing)]
+    yield from _copy(planner, "blobs", source, target, late, times)
+
+
+def _check_copy(source: str, target: str, checkpoints: Sequence[Document]) -> Plan[None]:
+    """Refuse to take for a copy what lacks checkpoints that the source has, or the source's heads.
+
+    Clean-up of the source may have taken others meanwhile; heads it leaves, but for those of finished calls.
     """
     missing = _places(checkpoints) - _places((yield from _keys("checkpoints", target)))
-    if missing and (lost := missing & _places((yield from _keys("checkpoints", source)))):
+    if not missing:
+        return
+    heads = {ns: i for ns, i in sorted(_places(checkpoints)) if ":" not in ns}
+    lost = missing & (_places((yield from _keys("checkpoints", source))) | set(heads.items()))
+    if lost:
         raise CorruptCheckpoint(
             f"Thread {target!r} lacks {len(lost)} of thread {source!r}'s checkpoints: another process has pruned or "
-            "deleted it while it was being copied; copy it again, with replace_target=True, when that is over"
+            "deleted one of them meanwhile; copy it again, with replace_target=True, when that is over"
         )
 
 
@@ -98,19 +106,27 @@ def _keys(part: Part, thread_id: str) -> Plan[list[Any]]:
     return [row["_id"] for row in (yield pipelines.ids_of_thread(part, thread_id))]
 
 
-def _holds_more(source: str, target: str, checkpoints: Sequence[Document]) -> Plan[bool]:
-    found = yield from _keys("checkpoints", target)
-    if not _places(found) <= _places(checkpoints):
+def _holds_more(source: str, target: str, checkpoints: Iterable[Document]) -> Plan[bool]:
+    """Whether a thread has what a copy would leave or overwrite: what its source has not, or not yet."""
+    found = yield pipelines.ids_of_thread("checkpoints", target)
+    if _is_more(found, checkpoints):
         return True
-    found = yield from _keys("writes", target)
-    return bool(found) and not _places(found) <= _places((yield from _keys("writes", source)))
+    found = yield pipelines.ids_of_thread("writes", target)
+    return bool(found) and _is_more(found, (yield pipelines.ids_of_thread("writes", source)))
+
+
+def _is_more(found: Iterable[Document], originals: Iterable[Document]) -> bool:
+    times = {_place(row["_id"]): row.get("stored_at") for row in originals}
+    places = ((_place(row["_id"]), row) for row in found)
+    return any(place not in times or row["stored_at"] > times[place] for place, row in places)
+
+
+def _place(key: Any) -> Any:
+    return tuple(value for name, value in key.items() if name != "thread_id") if isinstance(key, dict) else key
 
 
 def _places(keys: Iterable[Any]) -> set[Any]:
-    return {
-        tuple(value for name, value in key.items() if name != "thread_id") if isinstance(key, dict) else key
-        for key in keys
-    }
+    return {_place(key) for key in keys}
 
 
 def _copy(
@@ -138,15 +154,25 @@ def _copy_by_pages(
     if keys is None:
         keys = [key for key in (yield from _keys(part, source)) if isinstance(key, dict)]
     for start in range(0, len(keys), _PAGE):
-        documents = yield pipelines.whole(part, keys[start : start + _PAGE])
-        copies = [{**_copied(document, target), **times} for document in documents]
-        if not copies:
-            continue
-        try:
-            yield pipelines.insert_all(part, copies)
-        except BulkWriteError as error:
-            if not only_duplicates(error):
-                raise without_documents(error) from None
+        page = keys[start : start + _PAGE]
+        found = {_place(document["_id"]): document for document in (yield pipelines.whole(part, page))}
+        # A find has them in an order of its own.
+        copies = [{**_copied(found[place], target), **times} for key in page if (place := _place(key)) in found]
+        if copies:
+            yield from _store(part, copies)
+
+
+def _store(part: Part, copies: Sequence[Document]) -> Plan[None]:
+    try:
+        yield pipelines.insert_all(part, copies)
+    except BulkWriteError as error:
+        if not only_duplicates(error):
+            raise without_documents(error) from None
+        there = [copies[failed["index"]] for failed in (error.details or {})["writeErrors"]]
+    else:
+        return
+    for copy in there:  # what was killed has left them
+        yield pipelines.replace(part, copy)
 
 
 def _copied(document: Document, target: str) -> Document:

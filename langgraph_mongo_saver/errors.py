@@ -8,7 +8,7 @@
     │   ├── TooLarge                           metadata or bookkeeping over what a document can hold
     │   ├── ThreadExists                       the target of a copy holds something else
     │   └── Unserializable (also a TypeError)  the serde cannot hold a value
-    ├── CorruptCheckpoint                      stored data cannot be given back as it was
+    ├── CorruptCheckpoint                      stored data cannot be given back, or copied, as it was
     │   └── PlaintextRefused                   an encrypted saver met data that is not encrypted
     ├── DeltaThreadRefused (also a NotImplementedError)  a thread with delta channels was not to be pruned
     ├── UnsuitableCollection                   an existing collection would mix threads up
@@ -54,7 +54,7 @@ class Unserializable(InvalidArgument, TypeError):
 
 
 class CorruptCheckpoint(CheckpointerError):
-    """A stored checkpoint cannot be given back as it was."""
+    """A stored checkpoint cannot be given back, or copied, as it was."""
 
 
 class PlaintextRefused(CorruptCheckpoint):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -37,6 +39,8 @@ from langgraph_mongo_saver.selection import (
 
 T = TypeVar("T")
 _BATCH = 500
+# Until when a blob is spared that a put has found there, and what a copy has begun with: its checkpoints are to come.
+_HELD, _COPIED = "held_until", "copied_until"
 
 Place = tuple[str, str]
 """A checkpoint by namespace and id."""
@@ -272,10 +276,17 @@ def _remove_unneeded(planner: Planner, thread_id: str, options: Options) -> Plan
 def _freed(thread: Thread, going: Places) -> Plan[set[str]]:
     """The blobs that what goes refers to."""
     freed = {blob for ns, i in going for blob in _blobs_of(filter(None, thread.nodes[ns][i].values.values()))}
-    for write in (yield pipelines.writes_of_thread(thread.thread_id)):
+    for write in (yield from _writes(thread.thread_id)):
         if _place(write) in going:
             freed |= _blobs_written(write)
     return freed
+
+
+def _writes(thread_id: str) -> Plan[list[Document]]:
+    rows: list[Document] = yield pipelines.writes_of_thread(thread_id)
+    for row in rows:
+        check_layout(row)
+    return rows
 
 
 def _blobs_of(packed: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -345,25 +356,29 @@ def _sweep(planner: Planner, thread_id: str, going: Places, freed: set[str], opt
     """Remove blobs that nothing refers to any more, and what killed puts and killed plans have left behind."""
     now = planner.clock()
     nodes = yield pipelines.nodes_of_thread(thread_id)
-    writes = yield pipelines.writes_of_thread(thread_id)
+    writes = yield from _writes(thread_id)
     stored = {_place(row) for row in nodes} - going
-    orphans = _orphans(writes, stored, now, options.grace) - going
+    heads = dict(sorted(stored))
+    orphans = _orphans(writes, stored, heads, now, options.grace) - going
     used = {blob for row in nodes if _place(row) in stored for blob in _blobs_of(row["values"])}
     for write in writes:
         if _place(write) not in going and _place(write) not in orphans:
             used |= _blobs_written(write)
     removed = 0
-    for ns in sorted({ns for ns, _ in orphans}):
-        for batch in _batches(sorted(i for other, i in orphans if other == ns)):
-            removed += yield from _take("writes", pipelines.some(Address(thread_id, ns), batch), options)
-    unused: list[Document] = [
-        row["_id"]
-        for row in (yield pipelines.blobs_of_thread(thread_id))
-        if (blob := row["_id"]["blob"]) not in used and (blob in freed or row["stored_at"] < now - options.grace)
-    ]
+    for ns, places in groupby(sorted(orphans), itemgetter(0)):
+        for batch in _batches([i for _, i in places]):
+            query = pipelines.some(Address(thread_id, ns), batch)
+            # A copy may have begun since these were read.
+            query = query if ns in heads else pipelines.unless(query, [_COPIED], now)
+            removed += yield from _take("writes", query, options)
+    unused = [row for row in (yield pipelines.ids_of_thread("blobs", thread_id)) if row["_id"]["blob"] not in used]
+    known = [row["_id"] for row in unused if row["_id"]["blob"] in freed]
+    loose = [row["_id"] for row in unused if row["_id"]["blob"] not in freed and row["stored_at"] < now - options.grace]
     blobs = 0
-    for keys in _batches(unused):
-        blobs += yield from _take("blobs", pipelines.not_held(keys, now), options)
+    for all_keys, spared in ((known, [_HELD]), (loose, [_HELD, _COPIED])):
+        for keys in _batches(all_keys):
+            query = pipelines.unless({"_id": {"$in": list(keys)}}, spared, now)
+            blobs += yield from _take("blobs", query, options)
     return Removed(writes=removed, blobs=blobs)
 
 
@@ -371,20 +386,16 @@ def _place(row: Document) -> tuple[str, str]:
     return row["checkpoint_ns"], row["checkpoint_id"]
 
 
-def _orphans(writes: Iterable[Document], stored: Places, now: datetime, grace: timedelta) -> Places:
-    heads: dict[str, str] = {}
-    for ns, checkpoint_id in stored:
-        heads[ns] = max(heads.get(ns, ""), checkpoint_id)
-    newest, before = max(heads.values(), default=""), now - grace
-    # The writes of a checkpoint that is still to come are young, or have a greater id than those that are there; a copy
-    # begins a namespace with writes that are as old as its source's, and held.
+def _orphans(
+    writes: Iterable[Document], stored: Places, heads: Mapping[str, str], now: datetime, grace: timedelta
+) -> Places:
+    before = now - grace
+    # The writes of a checkpoint that is still to come are young, or have a greater id than the head. A copy begins a
+    # namespace with writes that are as old as its source's, and held.
     young = {_place(write) for write in writes if write["stored_at"] >= before}
-    held = {_place(write) for write in writes if write.get("held_until", before) > now}
-    return {
-        (ns, i)
-        for ns, i in {_place(write) for write in writes} - stored - young
-        if i < heads.get(ns, newest) or not (ns in heads or (ns, i) in held)
-    }
+    held = {_place(write) for write in writes if write.get(_COPIED, before) > now}
+    without = {_place(write) for write in writes} - stored - young
+    return {(ns, i) for ns, i in without if (i < heads[ns] if ns in heads else (ns, i) not in held)}
 
 
 def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -17,7 +17,7 @@ from enum import Enum
 from numbers import Integral
 from operator import itemgetter
 from typing import Any, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -54,13 +54,13 @@ def of_checkpoint(config: RunnableConfig, metadata: CheckpointMetadata) -> dict[
 def field(key: str) -> str:
     """The name of a metadata key or channel in the database: percent-encoded where BSON or a path trips over it."""
     name = key.replace("%", "%25").replace(".", "%2E").replace("\0", "%00")
-    name = "".join(c if not "\ud800" <= c <= "\udfff" else f"%{ord(c):X}" for c in name)
+    name = "".join(c if not "\ud800" <= c <= "\udfff" else quote(c, errors="surrogatepass") for c in name)
     return f"%24{name[1:]}" if name.startswith("$") else name or "%"
 
 
 def key_of(name: str) -> str:
     """The metadata key or channel that `field` made a name of."""
-    return "" if name == "%" else unquote(name)
+    return "" if name == "%" else unquote(name, errors="surrogatepass")
 
 
 def native(value: Any, depth: int = 0) -> Any:

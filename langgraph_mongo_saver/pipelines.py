@@ -27,6 +27,9 @@ PARTS: tuple[Part, ...] = ("checkpoints", "writes", "blobs")
 # A range is read faster than its ids, but each is planned like a query of its own.
 _MOST_RANGES = 32
 
+# The same writes again, as a put that is repeated has them: to look for each takes 30 s for 20,000 of one channel.
+_FEW = 100
+
 # One batch, however many documents: the server cuts it at 16 MB by itself.
 _ONE_BATCH = 2**31 - 1
 
@@ -369,17 +372,9 @@ def insert(part: Part, document: Document) -> Request:
     return Request(part, "insert_one", (document,))
 
 
-def hold_blobs(keys: Sequence[Document], until: datetime, active_at: datetime | None) -> Request:
-    """Let clean-up and expiry spare blobs that are there already, and that a checkpoint is about to refer to."""
-    later = {"held_until": until} if active_at is None else {"held_until": until, "active_at": active_at}
-    return Request("blobs", "update_many", ({"_id": {"$in": list(keys)}}, {"$max": later}))
-
-
-def release_blobs(thread_id: str, until: datetime) -> Request:
-    """Let clean-up take blobs again that were held until this very time."""
-    return Request(
-        "blobs", "update_many", ({"thread_id": thread_id, "held_until": until}, {"$unset": {"held_until": 1}})
-    )
+def hold(part: Part, keys: Sequence[Document], times: Mapping[str, datetime]) -> Request:
+    """Let clean-up and expiry spare documents that are there already, and that something is about to refer to."""
+    return Request(part, "update_many", ({"_id": {"$in": list(keys)}}, {"$max": dict(times)}))
 
 
 def replace_checkpoint(document: Document) -> Request:
@@ -394,17 +389,20 @@ def replace_checkpoint(document: Document) -> Request:
 
 def merge_writes(document: Document) -> Request:
     """Add writes to those of the same task: special channels (negative idx) replace, of others the first stays."""
-    # "$$of.v.idx" means the same, but SecantusDB does not follow a path through an array here.
-    present = _of_each_channel({"$map": {"input": "$$of.v", "as": "old", "in": "$$old.idx"}})
-    taken = {"$map": {"input": present, "as": "idxs", "in": {"$in": ["$$new.idx", "$$idxs"]}}}
-    free = {"$not": {"$in": [True, taken]}}
     update: Document = {"stored_at": document["stored_at"]}
     for name, writes in document["writes"].items():
-        given = {"$literal": [{"task_path": document["task_path"], **write} for write in writes]}
+        given: Document = {"$literal": [{"task_path": document["task_path"], **write} for write in writes]}
         if writes[0]["idx"] >= 0:
-            new = {"$filter": {"input": given, "as": "new", "cond": free}}
-            given = {"$concatArrays": [{"$ifNull": [f"$writes.{name}", []]}, new]}
+            stored = {"$ifNull": [f"$writes.{name}", []]}
+            new: Document = {
+                "$filter": {"input": given, "as": "new", "cond": {"$not": {"$in": ["$$new.idx", "$idxs"]}}}
+            }
+            if len(writes) > _FEW:
+                same = {"$map": {"input": stored, "as": "old", "in": "$$old.idx"}}
+                new = {"$cond": [{"$eq": [same, {"$literal": [write["idx"] for write in writes]}]}, [], new]}
+            given = {"$concatArrays": [stored, new]}
         update[f"writes.{name}"] = given
+    update["idxs"] = {"$setUnion": ["$idxs", {"$literal": document["idxs"]}]}
     if "active_at" in document:  # never back, whoever comes late
         update["active_at"] = {"$max": ["$active_at", document["active_at"]]}
     query = {"_id": document["_id"], "thread_id": document["thread_id"]}  # the thread leads to its shard
@@ -449,18 +447,12 @@ def threads_of_runs(run_ids: Sequence[str]) -> Request:
 
 def writes_of_thread(thread_id: str) -> Request:
     """To what checkpoints a thread has writes, since when, and the blobs that they refer to, by channel."""
-    names = ("checkpoint_ns", "checkpoint_id", "stored_at", "held_until")
-    blobs = _of_each_channel({"$map": {"input": "$$of.v", "as": "write", "in": {"$ifNull": ["$$write.blob", None]}}})
-    return _computed("writes", {"thread_id": thread_id}, {"_id": 0, **dict.fromkeys(names, 1), "blobs": blobs})
-
-
-def _of_each_channel(expression: Document) -> Document:
-    return {"$map": {"input": {"$objectToArray": "$writes"}, "as": "of", "in": expression}}
-
-
-def blobs_of_thread(thread_id: str) -> Request:
-    """The names of a thread's blobs, and since when they are there."""
-    return _find("blobs", {"thread_id": thread_id}, projection={"stored_at": 1})
+    names = ("layout", "thread_id", "checkpoint_ns", "checkpoint_id", "stored_at", "copied_until")
+    blob = {"$map": {"input": "$$of.v", "as": "write", "in": {"$ifNull": ["$$write.blob", None]}}}
+    blobs = {"$map": {"input": {"$objectToArray": "$writes"}, "as": "of", "in": blob}}
+    # Not what another saver has written to the thread.
+    query = {"thread_id": thread_id, "layout": {"$exists": True}}
+    return _computed("writes", query, {"_id": 0, **dict.fromkeys(names, 1), "blobs": blobs})
 
 
 def some(address: Address, checkpoint_ids: Sequence[str]) -> Document:
@@ -468,9 +460,9 @@ def some(address: Address, checkpoint_ids: Sequence[str]) -> Document:
     return {**_of(address.at(None)), "checkpoint_id": {"$in": list(checkpoint_ids)}}
 
 
-def not_held(keys: Sequence[Document], now: datetime) -> Document:
-    """The query for blobs, but for those that a put or a copy is about to refer to."""
-    return {"_id": {"$in": list(keys)}, "held_until": {"$not": {"$gt": now}}}
+def unless(query: Document, names: Sequence[str], now: datetime) -> Document:
+    """The query, but for documents that are to be spared: times in fields of these names are not over."""
+    return {**query, **{name: {"$not": {"$gt": now}} for name in names}}
 
 
 def count(part: Part, query: Document) -> Request:
@@ -507,8 +499,8 @@ def add_values(address: Address, entries: Sequence[Document]) -> Request:
 
 
 def ids_of_thread(part: Part, thread_id: str, limit: int = 0) -> Request:
-    """The `_id` of the documents of a thread; 0 for all."""
-    return _find(part, {"thread_id": thread_id}, projection={"_id": 1}, limit=limit)
+    """The `_id` of the documents of a thread, and since when they are there; 0 for all."""
+    return _find(part, {"thread_id": thread_id}, projection={"stored_at": 1}, limit=limit)
 
 
 def whole(part: Part, keys: Sequence[Document]) -> Request:
@@ -523,9 +515,16 @@ def copy(part: Part, collection: str, query: Document, target: str, times: Mappi
     if part == "checkpoints":
         stages.append({"$sort": {"checkpoint_id": ASCENDING, "checkpoint_ns": DESCENDING}})
     stages += [{"$set": change}, {"$merge": {"into": collection, "on": "_id", "whenMatched": "replace"}}]
-    return Request(part, "aggregate", (stages,), rows=True)
+    # The sort takes whole documents, of a batch.
+    return Request(part, "aggregate", (stages,), {"allowDiskUse": True}, rows=True)
 
 
 def insert_all(part: Part, documents: Sequence[Document]) -> Request:
     """Store documents, all that are not there yet."""
     return Request(part, "insert_many", (list(documents),), {"ordered": False})
+
+
+def replace(part: Part, document: Document) -> Request:
+    """Store a document in the place of the one that has its `_id`."""
+    # The thread leads to its shard.
+    return Request(part, "replace_one", ({"_id": document["_id"], "thread_id": document["thread_id"]}, document))

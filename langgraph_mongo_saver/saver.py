@@ -335,8 +335,9 @@ class MongoDBSaver(AsyncOverSync["MongoClient[Any]"]):
 
         Raises:
             InvalidArgument: if both are the same, or an id is not a string.
-            ThreadExists: if the target holds something else than copies of the source's checkpoints.
-            CorruptCheckpoint: if the source is another saver's, or the target was pruned or deleted meanwhile.
+            ThreadExists: if the target holds something else than copies of what the source has.
+            CorruptCheckpoint: if the source is another saver's, or another process has deleted of the source's heads
+                or of the target meanwhile.
         """
         self._run(
             copy_thread(

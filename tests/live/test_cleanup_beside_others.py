@@ -141,3 +141,14 @@ async def test_channels_that_hold_the_same_share_one_value(saver: Surface, mongo
     held = {channel: value.value for channel, value in loaded.checkpoint["channel_values"].items()}
     assert held == {key: ["2", "3"] for key in channels}
     assert counts(mongo[db_name], "1") == (1, 0, 1)
+
+
+async def test_what_another_saver_has_written_stays_where_it_is(saver: Surface, mongo: Any, db_name: str) -> None:
+    theirs = {"thread_id": "1", "checkpoint_ns": "", "checkpoint_id": "0", "task_id": "theirs", "idx": 0, "value": b""}
+    before = config()
+    for n in (1, 2, 3):
+        before = await put(saver, before, {"n": n}, id=f"{n}")
+        await saver.put_writes(before, [("n", n)], "t")
+    mongo[db_name].checkpoint_writes.insert_one(theirs)
+    assert await saver.call("prune", ["1"], grace=timedelta(0)) == Removed(2, 2, 0)
+    assert mongo[db_name].checkpoint_writes.count_documents({"task_id": "theirs"}) == 1

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import bson
 import pytest
 
 from langgraph_mongo_saver import CorruptCheckpoint, InvalidArgument, MongoDBSaver, ThreadExists
-from langgraph_mongo_saver.pipelines import PARTS
 from tests.building import checkpoint, config
-from tests.faults import Beside, nth
 from tests.live.test_interrupted_cleanup import Killed, killed_after
-from tests.steps import COLLECTIONS, LARGE, ids, put
+from tests.steps import COLLECTIONS, LARGE, ids, put, writes
 from tests.surfaces import OpenSurface, Surface
 from tests.trees import unused_and_missing_blobs
 
 HUGE = bytes(range(256)) * 1200
-MARKS = {"active_at", "held_until"}
+MARKS = {"active_at", "held_until", "copied_until"}
 on_two_surfaces = pytest.mark.parametrize("surface_name", ["sync", "async"], indirect=True)
 DIALECTS = pytest.mark.parametrize("dialect", ["mongodb", "basic"])
 
@@ -180,11 +178,10 @@ async def test_beside_a_run_that_appends_the_copy_is_as_of_the_start(
 async def test_a_target_that_holds_only_writes_is_not_empty(open_saver: OpenSurface, dialect: str) -> None:
     saver = await open_saver(dialect=dialect)
     await fill(saver)
-    await saver.put_writes(config("copy", "", "to come"), [("n", 1)], "t")  # as the source has it
-    await saver.call("copy_thread", "1", "copy")
-    await saver.put_writes(config("copy 2", "", "9"), [("n", 1)], "t")
-    with pytest.raises(ThreadExists, match="'copy 2'"):
-        await saver.call("copy_thread", "1", "copy 2")
+    for id in ("9", "to come"):  # the source has writes at the second, too
+        await saver.put_writes(config(f"copy {id}", "", id), [("n", 1)], "t")
+        with pytest.raises(ThreadExists, match=f"'copy {id}'"):
+            await saver.call("copy_thread", "1", f"copy {id}")
 
 
 @on_two_surfaces
@@ -274,39 +271,32 @@ async def test_a_copy_that_is_stopped_anywhere_can_be_read_and_finished(
     assert requests > 10
 
 
-@pytest.mark.parametrize("surface_name", ["sync"], indirect=True)
+@on_two_surfaces
 @DIALECTS
-async def test_an_old_thread_is_copied_whole_beside_clean_up_of_the_copy(
-    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or else the copy says so: what it has begun with is referred to by nothing yet, and as old as the thread."""
-    for name in ("_BATCH", "_PAGE"):
-        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", 5)
-    saver, other = await open_saver(dialect=dialect), MongoDBSaver(mongo, db_name)
+async def test_what_the_copy_has_got_of_its_own_is_not_overwritten(open_saver: OpenSurface, dialect: str) -> None:
+    saver = await open_saver(dialect=dialect)
     await fill(saver)
-    for name in COLLECTIONS:
-        mongo[db_name][name].update_many({}, {"$set": {"stored_at": datetime(2020, 1, 1)}})
-    whole = moved(await saver.list({"configurable": {"thread_id": "1"}}), "copy")
-    checkpoints, outcomes = mongo[db_name]["checkpoints"], []
+    await saver.call("copy_thread", "1", "copy")
+    place = config("copy", "", "4")
+    await saver.put_writes(place, [("n", "write 4"), ("large", ""), ("own", 1)], "t", "~path")
+    with pytest.raises(ThreadExists, match="'copy'"):
+        await saver.call("copy_thread", "1", "copy")
+    assert ("t", "own", 1) in await writes(saver, place)
+    await saver.put_writes(config("1", "", "4"), [("n", "write 4"), ("large", ""), ("of the source", 1)], "t", "~path")
+    await saver.call("copy_thread", "1", "copy", replace_target=True)
+    assert [channel for _, channel, _ in await writes(saver, place)] == ["n", "large", "of the source"]
 
-    def clean_up() -> None:
-        if checkpoints.count_documents({"thread_id": "copy"}) < len(whole):  # afterwards it is a thread like any other
-            other.prune(["copy"], grace=timedelta(0))
 
-    for number in itertools.count(1):
-        sent = Beside(saver.raw, clean_up, nth(number, *PARTS))
-        with monkeypatch.context() as patched:
-            patched.setattr(saver.raw, "_send", sent)
-            try:
-                await saver.call("copy_thread", "1", "copy", replace_target=True)
-                outcomes.append("whole")
-            except CorruptCheckpoint as error:
-                outcomes.append("refused" if "replace_target=True" in str(error) else str(error))
-        if not sent.done:
-            break
-        if outcomes[-1] == "whole":
-            copies = await saver.list({"configurable": {"thread_id": "copy"}})
-            same = copies == whole
-            assert same, number
-    assert outcomes.count("whole") > 10
-    assert set(outcomes) == {"whole", "refused"}
+@on_two_surfaces
+@DIALECTS
+async def test_copying_again_brings_what_was_added_to_the_writes_of_a_task(
+    open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str
+) -> None:
+    saver = await open_saver(dialect=dialect)
+    await fill(saver)
+    await saver.call("copy_thread", "1", "copy")
+    place = config("1", "", "4")
+    await saver.put_writes(place, [("n", "write 4"), ("large", ""), ("later", "x" * LARGE)], "t", "~path")
+    await saver.call("copy_thread", "1", "copy")
+    same = documents(mongo, db_name, "copy") == documents(mongo, db_name, "1")
+    assert same

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base.id import uuid6
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.checkpoint.serde.types import ERROR, _DeltaSnapshot
 from langgraph.types import Overwrite
 from pymongo import MongoClient
 
 from langgraph_mongo_saver import InvalidArgument
 from tests.building import config
 from tests.faults import CommandRecorder
-from tests.steps import LARGE, put
+from tests.steps import LARGE, put, writes
 from tests.surfaces import OpenSurface, Surface
 
 SNAPSHOT = _DeltaSnapshot(["before"])
@@ -116,6 +116,47 @@ async def test_within_a_checkpoint_writes_come_by_task_path_task_id_and_index(sa
     await saver.put_writes(root, [("log", "t2.0")], "t2", "~__pregel_pull, a")
     expected = ["t9.1", "t9.2", "t2.0", "t3.1", "t3.2", "t1.1", "t1.2", "t0.1", "t0.2"]
     assert await log(saver, await thread.step()) == expected
+
+
+@ONE
+async def test_what_is_added_to_the_writes_of_a_task_has_its_place_among_them(saver: Surface) -> None:
+    thread = Thread(saver)
+    root = await thread.step()
+    await saver.put_writes(root, [("log", "0"), (ERROR, "no number of its own"), ("log", "2")], "t", "p")
+    await saver.put_writes(root, [("log", "taken"), ("log", "1"), ("log", "taken")], "t", "p")
+    await saver.put_writes(root, [("other", 0)] * 3 + [("log", "first")], "t", "a")
+    expected = ["first", "0", "1", "2"]
+    assert [value for _, channel, value in await writes(saver, root) if channel == "log"] == expected
+    assert await log(saver, await thread.step()) == expected
+
+
+@ONE
+async def test_a_task_that_wrote_under_two_paths_comes_twice(saver: Surface) -> None:
+    thread = Thread(saver)
+    root = await thread.step()
+    await saver.put_writes(root, [(ERROR, "no number of its own"), ("log", "last")], "t", "p2")
+    await saver.put_writes(root, [("log", "first")], "t", "p1")
+    await saver.put_writes(root, [("log", "between")], "u", "p15")
+    assert await log(saver, await thread.step()) == ["first", "between", "last"]
+
+
+@ONE
+async def test_a_write_whose_place_is_taken_adds_nothing(saver: Surface) -> None:
+    thread = Thread(saver)
+    root = await thread.step()
+    await saver.put_writes(root, [("other", 0)], "t")
+    await saver.put_writes(root, [("log", "taken")], "t")
+    assert await history(saver, await thread.step()) == {"log": {"writes": []}}
+
+
+@ONE
+async def test_a_channel_may_have_any_name(saver: Surface) -> None:
+    names = ["a.b", "$x", "", "%", "0", "a$", "\ud800"]
+    thread = Thread(saver)
+    root = await thread.step()
+    await saver.put_writes(root, [(name, number) for number, name in enumerate(names)], "t")
+    found = await history(saver, await thread.step(), *names)
+    assert found == {name: {"writes": [("t", name, number)]} for number, name in enumerate(names)}
 
 
 @ONE

@@ -87,6 +87,8 @@ class Bench:
             self.saver.delete_thread(VICTIM)
         else:
             self.saver.copy_thread(PRISTINE, VICTIM, replace_target=True)
+            for part in COLLECTIONS:  # as a copy of long ago
+                self.database[part].update_many({"thread_id": VICTIM}, {"$unset": {"copied_until": ""}})
             # Only the victim's checkpoints are those of the run.
             self.database.checkpoints.update_many({"thread_id": VICTIM}, {"$rename": {"metadata.hidden": RUN_ID}})
 

@@ -231,6 +231,17 @@ async def test_before_version_4_the_parent_holds_pending_sends(
     assert await writes(saver, config(checkpoint_id=str(6 - held))) == [("t", channel, f"send {6 - held}")]
 
 
+@on_two_surfaces
+async def test_a_send_whose_place_was_taken_is_none(saver: Surface, mongo: Any, db_name: str) -> None:
+    before = config()
+    for n in (1, 2):
+        made = {**checkpoint({"n": n}, {"n": n}, str(n)), "v": 3}
+        before = await saver.put(before, made, {"step": n}, {"n": n})
+        await saver.put_writes(before, [("other", n)], "t")
+        await saver.put_writes(before, [(TASKS, n)], "t")
+    assert await prune(saver) == Removed(1, 1, 0)
+
+
 async def delta_chain(saver: Surface, thread_id: str, head_is_snapshot: bool = False) -> None:
     before = config(thread_id)
     for n in range(1, 5):

@@ -85,12 +85,15 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    """The session's server instead of a local one of its own; that one has tests of its own."""
+def patched(monkeypatch: pytest.MonkeyPatch, server: Server, db_name: str, mongo: MongoClient[Any]) -> None:
+    """The session's server instead of a local one of its own, whose data go at the end; that one has its own tests."""
 
     @contextmanager
     def the_session_server(path: object = None) -> Iterator[str]:
+        before = mongo[db_name]["checkpoints"].distinct("thread_id")
         yield server.uri
+        for name in COLLECTIONS.values():
+            mongo[db_name][name].delete_many({"thread_id": {"$nin": before}})
 
     monkeypatch.setattr(saver, "embedded_server", the_session_server)
     monkeypatch.setattr(aio, "embedded_server", the_session_server)

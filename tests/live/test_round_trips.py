@@ -139,13 +139,13 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "all of a history", pipelines.together([pipelines.writes_to(one, [some], ["a"]), *seeds], NAMES.__getitem__)
     yield "contents", pipelines.contents_of(one, some)
     yield "any write", pipelines.any_write(one, "a")
-    yield from (("hold", pipelines.hold_blobs(keys, NOW, NOW)), ("release", pipelines.release_blobs("2", NOW)))
+    yield "hold", pipelines.hold("blobs", keys, {"held_until": NOW})
     yield "cut", pipelines.cut_parents(one, some)
     yield "delete some", pipelines.delete("writes", pipelines.some(one, some))
-    yield "delete blobs", pipelines.delete("blobs", pipelines.not_held(keys, NOW))
+    yield "delete blobs", pipelines.delete("blobs", pipelines.unless({"_id": {"$in": keys}}, ["a"], NOW))
     yield "nodes", pipelines.nodes_of_thread("2")
     yield "writes of a thread", pipelines.writes_of_thread("2")
-    yield "blobs of a thread", pipelines.blobs_of_thread("2")
+    yield "blobs of a thread", pipelines.ids_of_thread("blobs", "2")
     yield "threads present", event_pipelines.threads_present(["1", "2"])
     for after in (None, ("051", "2", "")):
         query = {"thread_id": {"$in": ["2"]}, "stored_at": {"$gte": NOW}}

@@ -15,6 +15,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
 from langgraph_mongo_saver.errors import FilterNotQueryable, InvalidArgument
+from langgraph_mongo_saver.event_pipelines import change_pipeline
+from langgraph_mongo_saver.events import event_filter
 from tests.building import config
 from tests.graphs import Chained, Run
 from tests.steps import LARGE, put, writes
@@ -316,6 +318,16 @@ async def test_documents_of_the_official_saver_are_skipped_with_one_warning(
     assert [record.getMessage() for record in caplog.records if record.name == UNKNOWN] == [
         "Skipping documents of a shape that this release does not know (checkpoints: layout None)"
     ]
+
+
+async def test_of_writes_only_interrupts_and_errors_are_sent(saver: Surface, mongo: Any, db_name: str) -> None:
+    await saver.setup()
+    asked = [(INTERRUPT, ["asked"]), ("state", "x" * 1000), (ERROR, "no"), ("state", "y")]
+    with mongo[db_name].watch(change_pipeline(saver.raw.settings, event_filter("writes"))) as stream:
+        await saver.put_writes(config(checkpoint_id="1"), asked, "t")
+        sent = stream.next()["fullDocument"]["writes"]
+    assert sent["state"] == [{"idx": 1}, {"idx": 3}]
+    assert [set(sent[channel][0]) for channel in (INTERRUPT, ERROR)] == [{"idx", "type", "data"}] * 2
 
 
 @pytest.mark.parametrize(

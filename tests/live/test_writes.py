@@ -97,7 +97,7 @@ async def test_they_belong_to_their_checkpoint_alone(saver: Surface) -> None:
 @pytest.mark.parametrize("seed", range(3))
 async def test_any_calls_leave_what_they_leave_in_memory(saver: Surface, seed: int) -> None:
     choose = random.Random(seed)
-    channels = ["a", "b.$c", "", *WRITES_IDX_MAP]
+    channels = ["a", "b.$c", "", "%", "\ud800", "0", *WRITES_IDX_MAP]
     model, stored = InMemorySaver(), checkpoint(id="1")
     await put(saver, config(), id="1")
     model.put(config(), stored, {}, {})
@@ -132,4 +132,8 @@ async def test_racing_writes_of_many_tasks_all_arrive(saver: Surface) -> None:
 @pytest.mark.parametrize("writes_of_task", [50, 1000])
 async def test_a_task_may_write_much(saver: Surface, writes_of_task: int) -> None:
     given = [("a", f"{n}" * (5_000_000 // writes_of_task)) for n in range(writes_of_task)]
-    assert await after(saver, (given, "t")) == [("t", channel, value) for channel, value in given]
+    expected = [("t", channel, value) for channel, value in given]
+    assert await after(saver, (given, "t")) == expected
+    assert await after(saver, (given, "t")) == expected
+    more = [("b", "taken"), *given[1:], ("a", "more"), ("b", "more")]
+    assert await after(saver, (more, "t")) == [*expected, ("t", "a", "more"), ("t", "b", "more")]

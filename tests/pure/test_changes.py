@@ -69,7 +69,7 @@ def test_a_stored_checkpoint_is_an_event(operation: str) -> None:
     assert event.metadata == metadata
     assert event.created_at == STORED
     assert start_of(event.position, None) == Position({"_data": "8263"}, STORED)
-    assert (draft.keys, event.task_id, event.channels) == ([], None, ())
+    assert (draft.keys, event.task_id, event.channels) == ((), None, ())
 
 
 def test_a_time_without_a_timezone_is_utc() -> None:
@@ -168,6 +168,13 @@ def test_writes_of_an_unknown_shape_are_refused(writes: Any) -> None:
     document, _ = written(("a", 1))
     with pytest.raises(ValueError, match=r"KeyError|TypeError|AttributeError"):
         draft_of_change(change("insert", {**document, "writes": writes}))
+
+
+def test_a_blob_of_an_unknown_shape_is_refused() -> None:
+    document, _ = written((INTERRUPT, "x" * 300_000))
+    document["writes"][INTERRUPT][0]["parts"] = "many"
+    with pytest.raises(ValueError, match="TypeError"):
+        draft_of(document, Position())
 
 
 # --- values --------------------------------------------------------------------------------------------------------

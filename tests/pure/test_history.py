@@ -137,6 +137,14 @@ def test_where_the_ancestors_may_have_gone_meanwhile_the_history_is_read_again(m
     assert run.result == {"log": {"writes": [], "seed": ["all"]}}
 
 
+def test_what_was_compacted_right_after_the_end_is_minded() -> None:
+    before = [PATH[0], light("2", "1"), light("1", "0", log=["seed"])]
+    marks = [*THERE, {"checkpoint_id": "2", "compacted": True, "values": [{"channel": "log"}]}]
+    seed = [{"checkpoint_id": "1", "values": seeds("1", log=["seed"])}]
+    run = history([before, [], seed, marks, [COMPACTED], [OF_COMPACTED], [COMPACTED]])
+    assert run.result == {"log": {"writes": [], "seed": ["all"]}}
+
+
 @pytest.mark.parametrize(
     ("id", "channel"), [("2", "rare"), ("1", "log"), ("0", "log")], ids=["another channel", "the end", "elsewhere"]
 )

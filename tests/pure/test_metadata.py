@@ -23,6 +23,7 @@ from langgraph_mongo_saver.metadata import (
     check_filter,
     field,
     filter_query,
+    key_of,
     matches,
     native,
     of_checkpoint,
@@ -165,6 +166,7 @@ KEYS = st.sets(st.text(st.sampled_from("a.$%\0\\24E05ud8"), max_size=4), min_siz
 def test_field_names_are_distinct_and_literal(keys: set[str]) -> None:
     names = [field(key) for key in keys]
     assert len(set(names)) == len(keys)
+    assert {key_of(name) for name in names} == keys
     for name in names:
         assert name
         assert name[0] != "$"

@@ -32,6 +32,7 @@ WRITES = {
     "task_path": HOSTILE,
     "stored_at": NOW,
     "active_at": NOW,
+    "idxs": [0],
     "writes": {"%24hostile": [WRITE], "a%2Eb": [{**WRITE, "idx": -1}]},
 }
 
@@ -268,5 +269,5 @@ def test_a_replacement_keeps_the_id_that_is_there() -> None:
 def test_merging_keeps_activity_where_threads_expire_only() -> None:
     never = {key: value for key, value in WRITES.items() if key != "active_at"}
     updates = [pipelines.merge_writes(document).args[1][0]["$set"] for document in (WRITES, never)]
-    changed = {"stored_at", *(f"writes.{name}" for name in WRITES["writes"])}
+    changed = {"stored_at", "idxs", *(f"writes.{name}" for name in WRITES["writes"])}
     assert [set(update) for update in updates] == [{"active_at", *changed}, changed]

@@ -12,6 +12,7 @@ from langgraph_mongo_saver.lineage import Node
 from langgraph_mongo_saver.selection import (
     Facts,
     children_first,
+    copy_order,
     finished_calls,
     newest,
     removal,
@@ -218,3 +219,15 @@ def perform(left: Forest, kept: Collection[str], limit: int | None) -> None:
             del left[id_]
         else:
             left[id_] = node(id_, None, *left[id_].values)
+
+
+def test_a_copy_goes_by_id_and_ends_with_the_root() -> None:
+    places = [("", "2"), ("", "1"), ("sub", "2"), ("sub:1", "1"), ("sub:1", "3")]
+    order = copy_order([{"checkpoint_ns": ns, "checkpoint_id": id_} for ns, id_ in places])
+    assert [tuple(place.values()) for place in order] == [
+        ("sub:1", "1"),
+        ("", "1"),
+        ("sub", "2"),
+        ("", "2"),
+        ("sub:1", "3"),
+    ]
