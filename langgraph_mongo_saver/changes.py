@@ -26,7 +26,8 @@ _WRITES_FIELD = re.compile(r"writes(?:\.([^.]+)(?:\.(\d+))?)?(?:\.|$)")
 
 Changed = frozenset[tuple[str | None, int | None]]
 
-_EVERYTHING: Changed = frozenset({(None, None)})
+EVERYTHING: Changed = frozenset({(None, None)})
+"""All of a document is new."""
 
 
 # --- what it answers -----------------------------------------------------------------------------------------------
@@ -96,18 +97,17 @@ def draft_of_change(change: Document) -> Draft | None:
     document = change.get("fullDocument")
     if not document or "thread_id" not in document:
         return None  # an update of what has been deleted since
-    changed: Changed = _EVERYTHING
+    changed: Changed = EVERYTHING
     if change["operationType"] == "update":
         matches = [match for match in map(_WRITES_FIELD.match, change.get("changed") or ()) if match]
         if not matches:
             return None  # a thread that was kept alive, or writes that were there already
         changed = frozenset((match[1], int(match[2]) if match[2] else None) for match in matches)
-    draft = draft_of(document, position_of(change), changed)
-    return draft if "task_id" not in document or draft.event.channels else None
+    return draft_of(document, position_of(change), changed)
 
 
-def draft_of(document: Document, position: Position, changed: Changed = _EVERYTHING) -> Draft:
-    """The event of a stored document.
+def draft_of(document: Document, position: Position, changed: Changed = EVERYTHING) -> Draft | None:
+    """The event of a stored document; None if none of its writes is new.
 
     Args:
         document: a checkpoint's, or a task's writes.
@@ -149,13 +149,26 @@ def _of_checkpoint(document: Document, common: dict[str, Any]) -> Draft:
     )
 
 
-def _of_writes(document: Document, common: dict[str, Any], changed: Changed) -> Draft:
+def entries_of(document: Document) -> dict[tuple[str, int], int]:
+    """What tells later whether writes are new: for each, by channel and place, a hash of what is told of it."""
+    writes = document.get("writes")
+    return {
+        (name, n): hash((str(write.get("type")), str(write.get("data")), str(write.get("blob"))))
+        for name, of_channel in (writes.items() if isinstance(writes, Mapping) else ())
+        for n, write in enumerate(of_channel)
+        if isinstance(write, Mapping)
+    }
+
+
+def _of_writes(document: Document, common: dict[str, Any], changed: Changed) -> Draft | None:
     writes = [
         (key_of(name), write)
         for name, of_channel in document["writes"].items()
         for n, write in enumerate(of_channel)
         if not changed.isdisjoint([(None, None), (name, None), (name, n)])
     ]
+    if not writes:
+        return None
     writes.sort(key=lambda each: each[1]["idx"])
     channels = tuple(dict.fromkeys(channel for channel, _ in writes))
     kind: Kind = "error" if ERROR in channels else "interrupt" if INTERRUPT in channels else "writes"

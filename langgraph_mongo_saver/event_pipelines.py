@@ -82,7 +82,7 @@ def _told_writes(path: str) -> Document:
     writes = {"$cond": [{"$eq": [{"$type": path}, "object"]}, path, {}]}
     entries = {"$cond": [{"$isArray": ["$$of.v"]}, "$$of.v", []]}
     bare = {"$map": {"input": entries, "as": "write", "in": {"idx": "$$write.idx"}}}
-    kept = {"$cond": [{"$in": ["$$of.k", {"$literal": list(TOLD)}]}, "$$of.v", bare]}
+    kept = {"$cond": [{"$in": ["$$of.k", {"$literal": list(TOLD)}]}, entries, bare]}
     by_channel = {"$map": {"input": {"$objectToArray": writes}, "as": "of", "in": {"k": "$$of.k", "v": kept}}}
     return {"$arrayToObject": by_channel}
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from langgraph_mongo_saver import event_pipelines
-from langgraph_mongo_saver.changes import Draft, draft_of, draft_of_change
+from langgraph_mongo_saver.changes import EVERYTHING, Changed, Draft, draft_of, draft_of_change
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.errors import InvalidArgument
 from langgraph_mongo_saver.events import (
@@ -155,14 +155,14 @@ class Gathering:
             return []
         return (yield from self._finished([] if draft is None else [draft]))
 
-    def of_stored(self, document: Document) -> Plan[list[CheckpointEvent]]:
-        """The event of a stored document."""
+    def of_stored(self, document: Document, changed: Changed = EVERYTHING) -> Plan[list[CheckpointEvent]]:
+        """The event of a stored document, if anything in it is new."""
         try:
-            draft = draft_of(document, Position(at=document.get("stored_at")))
+            draft = draft_of(document, Position(at=document.get("stored_at")), changed)
         except ValueError as error:
             self._skip(str(error))
             return []
-        return (yield from self._finished([draft]))
+        return (yield from self._finished([draft] if draft else []))
 
     def gone(self, thread_ids: Collection[str]) -> Plan[list[str]]:
         """Those of some threads of which no checkpoint is left."""

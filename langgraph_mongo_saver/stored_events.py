@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pymongo.errors import OperationFailure
 
 from langgraph_mongo_saver import event_pipelines
-from langgraph_mongo_saver.changes import deletion
+from langgraph_mongo_saver.changes import EVERYTHING, Changed, deletion, entries_of
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.event_pipelines import metadata_query, projection, stored_query, told_channels, written_to
 from langgraph_mongo_saver.events import EventFilter, Position
@@ -25,6 +25,9 @@ _MARGIN = timedelta(minutes=1)
 _POLL_MARGIN = timedelta(seconds=10)
 _REMEMBERED = 65_536
 _KNOWN_THREADS = 1000
+
+Entry = tuple[tuple[str, int], int]
+"""A write, by channel and place, and what it says."""
 
 
 def catch_up(gathering: Gathering, since: datetime) -> Steps:
@@ -55,6 +58,7 @@ class Polling:
 
     gathering: Gathering
     _seen: Recent[tuple[str, datetime], bool] = field(default_factory=lambda: Recent(_REMEMBERED))
+    _entries: Recent[str, frozenset[Entry]] = field(default_factory=lambda: Recent(_REMEMBERED))
     _threads: Recent[str, bool] = field(default_factory=lambda: Recent(_KNOWN_THREADS))
 
     def steps(self, interval: float, start: datetime | None) -> Steps:
@@ -65,13 +69,13 @@ class Polling:
             yield from _index(part)
         if start is None:
             for row in (yield from _lately(wanted, parts, since)):
-                self._is_new(row)
+                self._news(row)
         yield Deliver([], Position(at=since), read=False)
         while True:
             for row in (yield from _lately(wanted, parts, since)):
-                if self._is_new(row):
+                if (news := self._news(row)) is not None:
                     since = max(since, row["stored_at"])
-                    yield Deliver((yield from self.gathering.of_stored(row)), Position(at=since))
+                    yield Deliver((yield from self.gathering.of_stored(row, news)), Position(at=since))
             if "thread_deleted" in wanted.kinds:
                 gone = yield from self.gathering.gone(self._threads.keys())
                 self._threads.discard(set(gone).__contains__)
@@ -79,13 +83,20 @@ class Polling:
                 yield Deliver([deletion(thread_id, here, now) for thread_id in gone], here)
             yield Pause(interval)
 
-    def _is_new(self, row: Document) -> bool:
-        key = (str(row["_id"]), row["stored_at"])
-        if self._seen.get(key):
-            return False
-        self._seen.put(key, True)
+    def _news(self, row: Document) -> Changed | None:
+        """What of a document is new; None if it has been seen as it is."""
+        id_ = str(row["_id"])
+        if self._seen.get((id_, row["stored_at"])):
+            return None
+        self._seen.put((id_, row["stored_at"]), True)
         self._threads.put(row["thread_id"], True)
-        return True
+        entries = frozenset(entries_of(row).items())
+        if not entries:
+            return EVERYTHING
+        # A task that goes on after its interrupt stores more in the same document.
+        new = entries - (self._entries.get(id_) or frozenset())
+        self._entries.put(id_, entries)
+        return frozenset(place for place, _ in new)
 
 
 def _parts(wanted: EventFilter) -> list[Part]:

@@ -18,7 +18,7 @@ from tests.surfaces import Surface
 from tests.watchers import places, watching
 
 pytestmark = pytest.mark.needs_replica_set
-INTERRUPT, ERROR = "__interrupt__", "__error__"
+INTERRUPT, ERROR, RESUME = "__interrupt__", "__error__", "__resume__"
 AWHILE = 2.0
 
 
@@ -239,6 +239,26 @@ async def test_polling_tells_the_same_kinds(saver: Surface) -> None:
     assert {event.kind for event in polled} == {"checkpoint", "writes", "interrupt", "error", "thread_deleted"}
     key = {(event.kind, event.thread_id, event.task_id, event.interrupts, event.error) for event in streamed}
     assert {(event.kind, event.thread_id, event.task_id, event.interrupts, event.error) for event in polled} == key
+
+
+async def test_polling_tells_each_interrupt_once(saver: Surface) -> None:
+    """Their task stores more in the same document: the answer, another question, what it writes in the end."""
+    kinds = ["interrupt", "error"]
+    async with watching(saver, poll_interval=0.02, kinds=kinds) as watcher:
+        stored = await put(saver, config())
+        told = []
+        for write in ((INTERRUPT, ["one"]), (RESUME, 1), (INTERRUPT, ["two"]), ("a", 1), (ERROR, "no"), ("a", 2)):
+            await saver.put_writes(stored, [write], "t")
+            told += await watcher.take(1) if write[0] in (INTERRUPT, ERROR) else []
+            await asyncio.sleep(0.1)
+        await saver.put_writes(stored, [(INTERRUPT, ["last"])], "u")
+        told += await watcher.take(1)
+    assert [(event.interrupts, event.error) for event in told] == [
+        (("one",), None),
+        (("two",), None),
+        ((), "no"),
+        (("last",), None),
+    ]
 
 
 async def test_polling_begins_with_what_is_new_and_filters(saver: Surface) -> None:

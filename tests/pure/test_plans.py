@@ -166,6 +166,18 @@ def test_what_is_refused_stops_a_copy_and_the_error_does_not_hold_the_state(erro
     assert "state" not in f"{caught.value!r} {caught.value.details}"
 
 
+def test_a_page_of_a_copy_is_stored_in_the_order_in_which_it_can_be_interrupted() -> None:
+    """A find has them in that of its index: by namespace first."""
+    keys = [{"thread_id": "1", "checkpoint_ns": ns, "checkpoint_id": id_} for ns in ("", "sub") for id_ in "132"]
+    rows = [{"_id": key, "stored_at": NOW} for key in keys]
+    copies = [{**row, "_id": {**row["_id"], "thread_id": "2"}} for row in rows]
+    plan = copy_thread(planner(dialect="basic"), "1", "2", replace_target=False, progress=None)
+    run = drive(plan, rows, [], [], [], [], [], [], rows, {}, copies, [], [])
+    [stored] = [request for request in run.requests if request.method == "insert_many"]
+    order = [(document["_id"]["checkpoint_id"], document["_id"]["checkpoint_ns"]) for document in stored.args[0]]
+    assert order == [("1", "sub"), ("1", ""), ("2", "sub"), ("2", ""), ("3", "sub"), ("3", "")]
+
+
 def test_an_empty_batch_of_writes_asks_for_nothing() -> None:
     assert drive(writes(planner(ttl=60), [])).calls == []
 
