@@ -70,11 +70,7 @@ class BlobPlans:
                 yield pipelines.insert_all("blobs", documents)
                 return
             except BulkWriteError as error:
-                last = without_documents(error)
-                if not only_duplicates(error):
-                    raise last from None
-                failed = (error.details or {})["writeErrors"]
-            documents = [documents[entry["index"]] for entry in failed]
+                last, documents = without_documents(error), already_there(documents, error)
             if (yield from self._hold([document["_id"] for document in documents], active_at)):
                 return
         raise last
@@ -82,7 +78,7 @@ class BlobPlans:
     def _hold(self, keys: Sequence[Document], active_at: datetime | None) -> Plan[bool]:
         """Let clean-up and expiry spare blobs for a while; whether all were still there."""
         times = dated({"held_until": self.clock() + HOLD}, active_at)
-        return bool((yield pipelines.hold("blobs", keys, times)).matched_count == len(keys))
+        return bool((yield pipelines.hold_blobs(keys, times)).matched_count == len(keys))
 
     def gone(self, new: NewCheckpoint) -> Plan[list[str]]:
         """The channels whose value was taken over from a checkpoint that somebody has deleted meanwhile."""
@@ -131,11 +127,17 @@ def dated(document: Document, active_at: datetime | None) -> Document:
     return document if active_at is None else {**document, "active_at": active_at}
 
 
-def only_duplicates(error: BulkWriteError) -> bool:
-    """Whether all that failed of an insert is what was there already."""
+def already_there(documents: Sequence[Document], error: BulkWriteError) -> list[Document]:
+    """Those of some documents that could not be inserted because they were there already.
+
+    Raises:
+        BulkWriteError: without documents, if the insert has failed for another reason.
+    """
     details = error.details or {}
     failed = details.get("writeErrors", [])
-    return bool(failed) and not details.get("writeConcernErrors") and all(e["code"] == _DUPLICATE_KEY for e in failed)
+    if not failed or details.get("writeConcernErrors") or any(e["code"] != _DUPLICATE_KEY for e in failed):
+        raise without_documents(error) from None
+    return [documents[e["index"]] for e in failed]
 
 
 def without_documents(error: WriteErrorT) -> WriteErrorT:

@@ -10,7 +10,7 @@ from pymongo.errors import BulkWriteError
 
 from langgraph_mongo_saver import pipelines
 from langgraph_mongo_saver.address import thread_identifier
-from langgraph_mongo_saver.blobs import only_duplicates, without_documents
+from langgraph_mongo_saver.blobs import already_there
 from langgraph_mongo_saver.codec import Document
 from langgraph_mongo_saver.errors import CorruptCheckpoint, InvalidArgument, ThreadExists
 from langgraph_mongo_saver.pipelines import Part, Plan
@@ -163,14 +163,11 @@ def _copy_by_pages(
 
 
 def _store(part: Part, copies: Sequence[Document]) -> Plan[None]:
+    there: list[Document] = []
     try:
         yield pipelines.insert_all(part, copies)
     except BulkWriteError as error:
-        if not only_duplicates(error):
-            raise without_documents(error) from None
-        there = [copies[failed["index"]] for failed in (error.details or {})["writeErrors"]]
-    else:
-        return
+        there = already_there(copies, error)
     for copy in there:  # what was killed has left them
         yield pipelines.replace(part, copy)
 

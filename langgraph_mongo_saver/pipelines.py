@@ -372,9 +372,9 @@ def insert(part: Part, document: Document) -> Request:
     return Request(part, "insert_one", (document,))
 
 
-def hold(part: Part, keys: Sequence[Document], times: Mapping[str, datetime]) -> Request:
-    """Let clean-up and expiry spare documents that are there already, and that something is about to refer to."""
-    return Request(part, "update_many", ({"_id": {"$in": list(keys)}}, {"$max": dict(times)}))
+def hold_blobs(keys: Sequence[Document], times: Mapping[str, datetime]) -> Request:
+    """Let clean-up and expiry spare blobs that are there already, and that a checkpoint is about to refer to."""
+    return Request("blobs", "update_many", ({"_id": {"$in": list(keys)}}, {"$max": dict(times)}))
 
 
 def replace_checkpoint(document: Document) -> Request:

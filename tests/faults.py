@@ -219,12 +219,12 @@ class Beside:
         return self._send(request)
 
 
-def nth(number: int, *parts: str) -> Callable[[Any], bool]:
-    """Whether a request is so manieth of those to some collections."""
+def nth(number: int, *names: str) -> Callable[[Any], bool]:
+    """Whether a request is so manieth of those to some collections, or by some methods."""
     left = [number]
 
     def reached(request: Any) -> bool:
-        left[0] -= request.part in parts
+        left[0] -= not {request.part, request.method}.isdisjoint(names)
         return left[0] == 0
 
     return reached

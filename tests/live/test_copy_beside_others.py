@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,12 +12,15 @@ from langgraph_mongo_saver import CorruptCheckpoint, MongoDBSaver, Removed
 from langgraph_mongo_saver.pipelines import PARTS
 from tests.building import config
 from tests.faults import Beside, nth
-from tests.live.test_copy_thread import DIALECTS, documents, fill, moved
+from tests.live.test_copy_thread import DIALECTS, documents, fill, moved, small_batches
 from tests.live.test_interrupted_cleanup import Killed
 from tests.steps import COLLECTIONS, LARGE, ids
 from tests.surfaces import OpenSurface, Surface
 
 LONG_AGO: Any = {"$set": {"stored_at": datetime(2020, 1, 1)}, "$unset": {"held_until": ""}}
+
+# The method that stores copies.
+STORES = {"mongodb": "aggregate", "basic": "insert_many"}
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +45,7 @@ async def test_an_old_thread_is_copied_whole_beside_clean_up_of_the_copy(
     open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or else the copy says so: what it has begun with is referred to by nothing yet, and as old as the thread."""
-    for name in ("_BATCH", "_PAGE"):
-        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", 5)
+    small_batches(monkeypatch, 5)
     saver, other = await open_saver(dialect=dialect), MongoDBSaver(mongo, db_name)
     await fill(saver)
     for name in COLLECTIONS:
@@ -75,17 +76,6 @@ async def test_an_old_thread_is_copied_whole_beside_clean_up_of_the_copy(
     assert set(outcomes) == {"whole", "refused"}
 
 
-def deletes(number: int) -> Callable[[Any], bool]:
-    """Whether a request is so manieth of those that delete."""
-    left = [number]
-
-    def reached(request: Any) -> bool:
-        left[0] -= request.method == "delete_many"
-        return left[0] == 0
-
-    return reached
-
-
 @pytest.mark.parametrize("surface_name", ["sync"], indirect=True)
 @DIALECTS
 async def test_a_copy_that_begins_after_clean_up_has_looked_loses_nothing(
@@ -101,7 +91,7 @@ async def test_a_copy_that_begins_after_clean_up_has_looked_loses_nothing(
         mongo[db_name].checkpoints.delete_many({"thread_id": "copy"})
         for name in COLLECTIONS[1:]:
             mongo[db_name][name].update_many({}, {"$unset": {"copied_until": ""}})
-        copied = Beside(other, lambda: saver.raw.copy_thread("1", "copy"), deletes(number))
+        copied = Beside(other, lambda: saver.raw.copy_thread("1", "copy"), nth(number, "delete_many"))
         with monkeypatch.context() as patched:
             patched.setattr(other, "_send", copied)
             other.prune(["copy"])
@@ -118,8 +108,7 @@ async def test_a_copy_that_begins_after_clean_up_has_looked_loses_nothing(
 async def test_of_a_source_that_is_pruned_meanwhile_the_heads_are_copied_and_of_a_deleted_one_nothing_is(
     open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_BATCH", "_PAGE"):
-        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", 3)
+    small_batches(monkeypatch, 3)
     saver, other = await open_saver(dialect=dialect), MongoDBSaver(mongo, db_name)
     for source, clean_up, outcome in (
         ("pruned", lambda: other.prune(["pruned"], grace=timedelta(0)), None),
@@ -127,9 +116,8 @@ async def test_of_a_source_that_is_pruned_meanwhile_the_heads_are_copied_and_of_
     ):
         await fill(saver, source)
         heads = moved([await saver.get_tuple(config(source, ns)) for ns in ("", "node:1|inner:2")], "copy")
-        request = "aggregate" if dialect == "mongodb" else "insert_many"
         first = Beside(
-            saver.raw, clean_up, lambda sent, method=request: (sent.part, sent.method) == ("checkpoints", method)
+            saver.raw, clean_up, lambda request: (request.part, request.method) == ("checkpoints", STORES[dialect])
         )
         with monkeypatch.context() as patched:
             patched.setattr(saver.raw, "_send", first)
@@ -154,7 +142,7 @@ async def test_a_copy_beside_a_run_that_is_killed_can_be_read(
     """The run adds large writes to the head before that part is copied: their blobs come before the checkpoints."""
     saver, other = await open_saver(dialect=dialect), MongoDBSaver(mongo, db_name)
     await fill(saver)
-    method = "aggregate" if dialect == "mongodb" else "insert_many"
+    method = STORES[dialect]
 
     def run() -> None:
         other.put_writes(config("1", "", "4"), [("late", "late!" * LARGE)], "late")

@@ -28,6 +28,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("langgraph_mongo_saver.values.PART_BYTES", 120_000)
 
 
+def small_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for name in ("_BATCH", "_PAGE"):
+        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", size)
+
+
 async def fill(saver: Surface, thread_id: str = "1") -> None:
     """A tree in two namespaces: two segments, blobs in values and writes, odd names."""
     for ns in ("", "node:1|inner:2"):
@@ -247,8 +252,7 @@ async def test_a_copy_expires_as_one_thread(open_saver: OpenSurface, mongo: Any,
 async def test_a_copy_that_is_stopped_anywhere_can_be_read_and_finished(
     open_saver: OpenSurface, mongo: Any, db_name: str, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_BATCH", "_PAGE"):
-        monkeypatch.setattr(f"langgraph_mongo_saver.copying.{name}", 5)
+    small_batches(monkeypatch, 5)
     saver, again = await open_saver(dialect=dialect), await open_saver(dialect=dialect)
     await fill(saver)
     whole = moved(await saver.list({"configurable": {"thread_id": "1"}}), "copy")

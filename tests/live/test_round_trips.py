@@ -139,7 +139,7 @@ def requests() -> Iterator[tuple[str, pipelines.Request]]:
     yield "all of a history", pipelines.together([pipelines.writes_to(one, [some], ["a"]), *seeds], NAMES.__getitem__)
     yield "contents", pipelines.contents_of(one, some)
     yield "any write", pipelines.any_write(one, "a")
-    yield "hold", pipelines.hold("blobs", keys, {"held_until": NOW})
+    yield "hold", pipelines.hold_blobs(keys, {"held_until": NOW})
     yield "cut", pipelines.cut_parents(one, some)
     yield "delete some", pipelines.delete("writes", pipelines.some(one, some))
     yield "delete blobs", pipelines.delete("blobs", pipelines.unless({"_id": {"$in": keys}}, ["a"], NOW))
